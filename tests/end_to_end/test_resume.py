@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer import Trainer, arrays, copied, losses, trainkit, workplace
+from trainer import BARE, Trainer, arrays, copied, losses, trainkit, workplace
 
 from trainkit.data.problems import DataProblem
 from trainkit.errors import TrainkitError
@@ -196,19 +196,17 @@ def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_asi
 
 
 def test_with_the_optimisations_that_users_have_a_killed_run_ends_bit_for_bit_too(tmp_path: Path) -> None:
-    chance = random.Random()
-    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    after = random.Random().randrange(1, STEPS)
+    print("killed in step", after)
+    # nothing but the step is compiled, once for all these processes
+    recipe = BARE.replace('"tiny"', '"tiny"\ndeterministic = true')
+    whole, killed = (workplace(tmp_path / name, recipe) for name in ("whole", "killed"))
     done = trainkit(whole, "run", "tiny.toml", "--plain", optimised=True)
     assert done.returncode == 0, done.stderr
-    # of a CPU `deterministic` changes nothing
-    begin, go_on = ["run", "tiny.toml", "--plain", "--set=run.deterministic=true"], ["resume", "runs/tiny", "--plain"]
-    for how in (begin, go_on, go_on):
-        after = chance.randrange(1, STEPS)
-        print("killed in step", after)
-        with Trainer(killed, *how, optimised=True) as trainer:
-            trainer.until(lambda e, after=after: e["type"] == "step" and e["step"] >= after)
-            trainer.kill()
-    done = trainkit(killed, *go_on, optimised=True)
+    with Trainer(killed, "run", "tiny.toml", "--plain", optimised=True) as trainer:
+        assert trainer.until(lambda e: e["type"] == "step" and e["step"] >= after)
+        trainer.kill()
+    done = trainkit(killed, "resume", "runs/tiny", "--plain", optimised=True)
     assert done.returncode == 0 or "the run is finished" in done.stderr
     ended_alike(killed / "runs" / "tiny", whole / "runs" / "tiny")
     told = [e["message"] for e in read(killed / "runs" / "tiny") if e["type"] == "log"]

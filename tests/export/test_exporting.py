@@ -14,7 +14,7 @@ import pytest
 import small
 from fake_run import started
 from sample_recipe import write
-from trainer import RECIPE, Trainer, trainkit, workplace
+from trainer import BARE, Trainer, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.saver import Provenance
@@ -37,18 +37,14 @@ from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.control import Commands
 from trainkit.train.signals import Signals
 
-BARE = (
-    RECIPE.replace("[evaluate]\nevery = 10\n", "")
-    .replace('[sample]\nevery = 12\nprompts = ["the cat"]\nmax_tokens = 8\n', "")
-    .replace("[checkpoint]\nkeep_every = 6\n", "")
-)
+PLAIN = BARE.replace("[checkpoint]\nkeep_every = 6\n", "")
 STEPS, EVERY = 24, 9
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a run has been trained, and exported twice in between and at its end."""
-    recipe = f'{BARE}[export]\nevery = {EVERY}\ndtype = "bfloat16"\n'
+    recipe = f'{PLAIN}[export]\nevery = {EVERY}\ndtype = "bfloat16"\n'
     place = workplace(tmp_path_factory.mktemp("exporting"), recipe)
     done = trainkit(place, "run", "tiny.toml", "--plain")
     assert done.returncode == DONE, done.stderr
@@ -107,27 +103,27 @@ def test_checkpoints_that_were_written_to_be_exported_replace_each_other_as_roll
 def test_a_run_that_is_told_to_end_waits_for_its_exports_and_one_that_goes_on_makes_those_that_are_missing(
     tmp_path: Path,
 ) -> None:
-    long = BARE.replace("steps = 24", "steps = 600").replace("micro_batch_size = 1", "micro_batch_size = 8")
-    place = workplace(tmp_path / "stopped", f"{long}[checkpoint]\nkeep_every = 300\n[export]\nevery = 300\n")
+    long = PLAIN.replace("steps = 24", "steps = 300").replace("micro_batch_size = 1", "micro_batch_size = 8")
+    place = workplace(tmp_path / "stopped", f"{long}[checkpoint]\nkeep_every = 150\n[export]\nevery = 150\n")
     with Trainer(place, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 300)
+        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 150)
         trainer.process.send_signal(signal.SIGTERM)
         assert trainer.until(lambda e: e["type"] == "log" and e["message"].startswith("waiting for the export of"))
         # it can be talked to meanwhile
         assert send(trainer.run, "save") == (False, "training has ended: the trainer is waiting for exports")
-        assert trainer.until(lambda e: e["type"] == "exported" and e["step"] == 300)
+        assert trainer.until(lambda e: e["type"] == "exported" and e["step"] == 150)
         assert trainer.end() == STOPPED_EARLY
     run = trainer.run
-    assert exports(run) == [300], "only at its steps and at the last one"
+    assert exports(run) == [150], "only at its steps and at the last one"
     # as if it had been killed in its middle
-    (run / EXPORTS / "300").rename(run / EXPORTS / ".300-x")
+    (run / EXPORTS / "150").rename(run / EXPORTS / ".150-x")
     assert trainkit(place, "resume", "tiny", "--plain").returncode == DONE
-    assert exports(run) == [300, 600] and not list((run / EXPORTS).glob(".*"))
+    assert exports(run) == [150, 300] and not list((run / EXPORTS).glob(".*"))
     assert "export" not in [event["kind"] for event in of_kind(run, "alert")]
 
 
 def test_an_adapter_is_exported_for_peft_where_nothing_else_is_said(tmp_path: Path) -> None:
-    text = BARE.replace("steps = 24", "steps = 2").replace("[tokenizer]", "[adapter]\nrank = 2\n[tokenizer]")
+    text = PLAIN.replace("steps = 24", "steps = 2").replace("[tokenizer]", "[adapter]\nrank = 2\n[tokenizer]")
     place = workplace(tmp_path / "adapter", f"{text}[export]\n")
     done = trainkit(place, "run", "tiny.toml", "--plain")
     assert done.returncode == DONE, done.stderr
@@ -145,8 +141,8 @@ def exporting(run: Path, *, first: int, log: EventLog) -> Exporting:
 
 def test_an_export_that_fails_is_an_alert_with_what_it_said_and_the_next_one_is_made(place: Path) -> None:
     run = shutil.copytree(place / "runs" / "tiny", place / "runs" / "damaged")
-    shutil.rmtree(run / EXPORTS)
-    (run / EXPORTS).mkdir()
+    for step in ("18", "24"):
+        shutil.rmtree(run / EXPORTS / step)
     shutil.rmtree(run / "checkpoints" / "18" / "arrays")
     log = EventLog(run, attempt=2)
     ours = exporting(run, first=24, log=log)
