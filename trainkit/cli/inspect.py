@@ -93,7 +93,7 @@ def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
 
 
 def _unreadable_source(error: TrainkitError, run: Path, unrecorded: bool) -> TrainkitError:
-    """Return the error about a source of a run with the reason why it is read again, and how to go on."""
+    """Return the error about an unreadable source of a run: why it must be read again, and how to continue."""
     why = (
         "an earlier version of trainkit began this run and did not record its data"
         if unrecorded

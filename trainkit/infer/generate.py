@@ -83,7 +83,7 @@ def extend(
     before a query reaches it.
     """
     n, p = rests_NP.shape
-    # a cache has room for a token behind every prompt: padding that goes beyond it all stands there
+    # a cache has one place after every prompt: all padding beyond the cache goes there
     places_NP = jnp.minimum(begins_N[:, None] + jnp.arange(p), cache.k_BSGK.shape[2] - 1)
     hidden_NPD, filled = model.hidden(rests_NP, positions_BT=places_NP, cache=cache)
     logits_NV = model.logits(hidden_NPD[jnp.arange(n), jnp.maximum(lengths_N - 1, 0)])

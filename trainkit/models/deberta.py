@@ -1,6 +1,6 @@
 """DeBERTa (He et al. 2021), versions 2 and 3: attention to content and to relative positions.
 
-Shapes as in `layers.py`; S positions looked at, R relative positions, of which each has an embedding.
+Shapes as in `layers.py`; S positions that queries see, R relative positions, each with an embedding.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def rematerialise(block: Callable[Parameters, Result], policy: Remat) -> Callabl
     are most of the memory: products of the batch with itself. `offload` is `blocks` with the inputs in the host's
     memory until they are needed.
     """
-    # a scan's body stands alone, so nothing merges what is computed again with what was computed before
+    # a scan's body is compiled by itself, so nothing merges what is computed again with the first computation
     match policy:
         case "none":
             return block

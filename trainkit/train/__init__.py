@@ -1,1 +1,1 @@
-"""Training: the pure step, the loop around it, and what stands ready beside it."""
+"""Training: the pure step, the loop around it, and the threads beside it."""

@@ -41,7 +41,7 @@ class CheckpointFiles(NamedTuple):
     kept: frozenset[int] = frozenset()
 
     def whereabouts(self, checkpoint: SavedCheckpoint) -> str:
-        """One of `WHEREABOUTS`."""
+        """Return one of `WHEREABOUTS`."""
         if self.present is None:
             return "…"
         if checkpoint.step in self.present:

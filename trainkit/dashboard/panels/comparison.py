@@ -72,7 +72,7 @@ class Results(Vertical):
         self._draw()
 
     def text_rows(self) -> list[tuple[str, ...]]:
-        """The table as text: the names of the runs, then rows of a label and a value of each run."""
+        """Return the table as text: the names of the runs, then rows of a label and a value of each run."""
         names = ("", *(name for name, _ in self._shown))
         return [names, *results([view for _, view in self._shown]), *self._differences()]
 

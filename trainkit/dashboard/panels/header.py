@@ -163,7 +163,7 @@ class Tabs(Widget):
         self.refresh()
 
     def tell(self, text: str) -> None:
-        """Show `text` at the right."""
+        """Show `text` on the right."""
         if text != self._status:
             self._status = text
             self.refresh()

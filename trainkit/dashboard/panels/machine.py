@@ -31,7 +31,7 @@ Part = tuple[str, str]
 
 
 class SystemPanel(Widget):
-    """Devices and host: one fact a line, the most telling first, as many as there is room for."""
+    """Devices and host: one fact per line, the most important first, as many as fit."""
 
     DEFAULT_CSS = "SystemPanel { height: 1fr; width: 1fr; padding: 0 1; }"
     BORDER_TITLE = "machine"
@@ -129,14 +129,14 @@ def _text(text: str) -> Content:
 
 
 def machine_facts(view: View) -> Content:
-    """All that is known, in sections."""
+    """Return all known facts, in sections."""
     kinds = (_time_section, _speed_section, _plan_section, _devices_section, _host_section, _versions_section)
     sections = [part for part in (kind(view) for kind in kinds) if part]
     return Content("\n\n").join(map(_joined, sections))
 
 
 def core_lines(view: View, width: int) -> list[Content]:
-    """How busy each core of the host is, a block of eighths for each, on lines of at most `width` cells."""
+    """Return how busy each core of the host is, a block of eighths for each, on lines of at most `width` cells."""
     cores = [view.series[name].values[-1] for name in metrics_below(view, CORES)]
     head = len(f"cores {len(cores)}–{len(cores)}  ")
     most = min(CORES_A_LINE, width - head)
@@ -152,7 +152,7 @@ def core_lines(view: View, width: int) -> list[Content]:
 
 
 def metrics_below(view: View, prefix: str) -> list[str]:
-    """The metrics below a prefix, by the number after it."""
+    """Return the metrics below a prefix, by the number after it."""
     names = [name for name in view.series if name.startswith(prefix)]
     return sorted(names, key=lambda name: (len(name), name))
 
@@ -164,7 +164,7 @@ def devices_in_words(view: View) -> str:
 
 
 def planned_bytes(view: View) -> int:
-    """What a device is planned to hold; 0 where there is no plan yet."""
+    """Return the planned bytes of a device; 0 without a plan."""
     return sum(view.plan["bytes"].values()) if "bytes" in view.plan else 0
 
 
@@ -190,7 +190,7 @@ def _time_section(view: View) -> list[list[Part]]:
 
 
 def _parts(view: View, seconds: float) -> list[list[Part]]:
-    """What else the loop did in a step that takes so long, and what it did between steps."""
+    """Return what else the loop did in a step of this length, and what it did between steps."""
     rows = []
     for part in ("dispatch", "device"):
         if (spent := _recent(view, f"time/{part}")) and seconds > 0:
@@ -202,7 +202,7 @@ def _parts(view: View, seconds: float) -> list[list[Part]]:
 
 
 def _speed_section(view: View) -> list[list[Part]]:
-    """What a second brings; nothing where the trainer did not tell its FLOP/s."""
+    """Return what is computed per second; empty if the trainer reports no FLOP/s."""
     names = ("tokens_per_second", "samples_per_second", "model_tflops", "mfu")
     values = {name: _recent(view, f"throughput/{name}") for name in names}
     if not values["model_tflops"]:
@@ -216,7 +216,7 @@ def _speed_section(view: View) -> list[list[Part]]:
 
 
 def _recent(view: View, metric: str) -> list[float]:
-    """The finite ones of the last values of a metric."""
+    """Return the finite values among the last ones of a metric."""
     return [v for v in view.series[metric].values[-RECENT:] if math.isfinite(v)] if metric in view.series else []
 
 

@@ -1,4 +1,4 @@
-"""Examples of documents that stand one after the other: each is the next T tokens, whatever they are of."""
+"""Examples of concatenated documents: each is the next T tokens, whichever documents they belong to."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Window, is_padded
 from trainkit.recipe.sections.source import Source
 
-#: How far apart the random keys of two sources begin, which both number their examples from 0: what is drawn for
-#: examples of one number, such as which tokens are masked, is independent. (2 ** 32 over the golden ratio.)
+#: The distance between the random keys of two sources, which both number their examples from 0, so that draws for
+#: examples of the same number, such as masked tokens, are independent. (2 ** 32 over the golden ratio.)
 _KEYS_APART = 0x9E3779B1
 
 

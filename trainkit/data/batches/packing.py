@@ -1,7 +1,7 @@
 """Where examples begin and end in a shard, for every encoding except concatenation.
 
 Where targets are the next tokens (`shift` is 1), a document of n tokens has n - 1 targets: each token but the first,
-from those before it. So it takes n - 1 positions, of which position p holds token p and has token p + 1 as its target.
+from those before it. So it takes n - 1 positions: position p holds token p, and its target is token p + 1.
 Where `shift` is 0, it takes n positions, and every token can be a target. An example is one or several **spans** of
 documents, one after the other: (start, positions, context), in tokens of the shard; the targets of the first `context`
 positions do not count, because another window has them.

@@ -1,4 +1,4 @@
-"""Sources with their targets as pieces: two sequences, the second of which is learned."""
+"""Sources with their targets as pieces: two sequences; the second one is learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of work, each of which one worker reads and tokenises.
+"""Units of work; one worker reads and tokenises each.
 
 A unit is some consecutive files of a source, or a part of a large file. It follows from the files alone, never from the
 number of workers. Where a unit of several files ends depends on the names of the files (content-defined boundaries, as

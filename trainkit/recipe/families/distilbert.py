@@ -19,7 +19,7 @@ from trainkit.recipe.families.model import HeadKind, HeadLayers
 
 
 class DistilBert(Encoder):
-    """DistilBERT (Sanh et al. 2019): a BERT that is not told the texts of a pair apart, with learned positions."""
+    """DistilBERT (Sanh et al. 2019): a BERT without token types, with learned positions."""
 
     type: Literal["distilbert"] = "distilbert"
 

@@ -277,7 +277,7 @@ def _put(data: Any, key: Key, value: Any) -> None:
 
 
 def _place(data: dict[str, Any], target: Key, value: Any) -> bool:
-    """Put a value where it belongs, unless something is there."""
+    """Put a value where it belongs, unless that place is taken."""
     table: Any = data
     for part in target[:-1]:
         table = table.setdefault(part, {}) if isinstance(table, dict) else _get(table, (part,))

@@ -119,7 +119,7 @@ class Layer:
 
 
 def table_at(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the table of a name; an empty one where there is none, or something else."""
+    """Return the table of a name; an empty one if the name is missing or holds something else."""
     found = table.get(name)
     return found if isinstance(found, dict) else {}
 

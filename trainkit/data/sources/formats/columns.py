@@ -1,4 +1,4 @@
-"""Parquet and Arrow: tables by column, of which only the needed columns are read."""
+"""Parquet and Arrow: tables by column; only the needed columns are read."""
 
 from __future__ import annotations
 

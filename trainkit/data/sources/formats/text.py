@@ -1,4 +1,4 @@
-"""Text files and Python files, each of which is one document."""
+"""Text files and Python files; each file is one document."""
 
 from __future__ import annotations
 
