@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import tomli
 from sample_recipe import changed, line_of, write
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.toml import modes
 from trainkit.recipe.toml.load import load, load_resolved
 from trainkit.recipe.toml.values import dumps
 
@@ -91,3 +93,14 @@ def test_a_mode_that_the_recipe_does_not_have_is_refused_with_those_it_has(tmp_p
     with pytest.raises(TrainkitError) as found:
         load(path, mode="quickest")
     assert found.value.hint == "its modes are full, toy, sanity, llama"
+
+
+@pytest.mark.parametrize(
+    ("given", "shortened"), [("", None), ("{ beams = 2 }", 8), ("{ max_items = 3 }", 3), ("{ max_items = 500 }", 8)]
+)
+def test_sanity_writes_few_texts_where_the_recipe_writes_any(tmp_path, given, shortened):
+    table = {"train": {}, "evaluate": {"every": 10}}
+    if given:
+        table["evaluate"]["generate"] = tomli.loads(f"x = {given}")["x"]
+    changes = modes._built_in("sanity", table, tmp_path / "sample.toml")
+    assert changes["evaluate"].get("generate", {}).get("max_items") == shortened

@@ -92,7 +92,10 @@ def run(
 
 def _shortened(recipe: Recipe) -> Recipe:
     """Return the recipe with a short evaluation and, where it has them, short samples and an early export."""
-    evaluate = recipe.evaluate.model_copy(update={"every": 2, "max_batches": 1})
+    generate = recipe.evaluate.generate and recipe.evaluate.generate.model_copy(
+        update={"max_items": 2, "max_tokens": 8}
+    )
+    evaluate = recipe.evaluate.model_copy(update={"every": 2, "max_batches": 1, "generate": generate})
     sample = recipe.sample and recipe.sample.model_copy(update={"max_tokens": 8})
     export = recipe.export and recipe.export.model_copy(update={"every": 2})
     return recipe.model_copy(update={"evaluate": evaluate, "sample": sample, "export": export})

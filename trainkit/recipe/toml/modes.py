@@ -20,8 +20,9 @@ from trainkit.recipe.toml.positions import Key, Origin, dotted
 FULL = "full"
 #: The modes that shorten any recipe.
 BUILT_IN = ("toy", "sanity")
-#: The most steps of the mode `sanity`, and the most batches that it evaluates of each validation set.
-SANITY_STEPS, SANITY_BATCHES = 20, 4
+#: The most steps of the mode `sanity`, the most batches that it evaluates of each validation set, and the most texts
+#: that it generates for each.
+SANITY_STEPS, SANITY_BATCHES, SANITY_ITEMS = 20, 4, 8
 #: What the mode `toy` divides the length of a run by.
 TOY = 10
 
@@ -102,6 +103,11 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
         most = table_at(table, "evaluate").get("max_batches")
         batches = min(SANITY_BATCHES, most) if _is_number(most) else SANITY_BATCHES
         changes |= {"train": {"steps": steps}, "evaluate": {"max_batches": batches}}
+        if isinstance(generate := table_at(table, "evaluate").get("generate"), dict):
+            most = generate.get("max_items")
+            changes["evaluate"]["generate"] = {
+                "max_items": min(SANITY_ITEMS, most) if _is_number(most) else SANITY_ITEMS
+            }
     else:
         changes["train"] = {key: value / TOY if key == "epochs" else _tenth(value) for key, value in given.items()}
     for section in ("evaluate", "sample", "export"):
