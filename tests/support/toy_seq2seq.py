@@ -49,9 +49,10 @@ class ToySeq2Seq(eqx.Module):
     def logits(self, states):
         return states @ self.output.T
 
-    def start(self, memory, memory_segments, length):
+    def start(self, memory, memory_segments, length, *, beams=1):
         counted = (memory_segments > 0)[..., None]
-        return ToyCache((memory * counted).sum(1) / jnp.maximum(counted.sum(1), 1))
+        mean = (memory * counted).sum(1) / jnp.maximum(counted.sum(1), 1)
+        return ToyCache(jnp.repeat(mean, beams, axis=0))
 
     def step(self, tokens, cache):
         state = cache.state

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from trainkit.errors import TrainkitError
 from trainkit.infer.generate import NOTHING
+from trainkit.infer.target_rules import NO_RULES, TargetRules
 
 #: The score of candidates that must not be chosen.
 _WORST = -1.0e9
@@ -35,6 +36,8 @@ class BeamSearch:
     early_stopping: bool = False
     """Whether a search ends as soon as it has found as many targets as beams. Otherwise it ends when no open beam can
     become better, judged by its present length."""
+    rules: TargetRules = NO_RULES
+    """Which tokens a target must or must not have, also without beams."""
 
     def __post_init__(self) -> None:
         if self.beams < 1:
@@ -86,10 +89,8 @@ def search_targets(
     What a search finds depends on its source alone, whatever other sources are searched at the same time. The
     target of a row without a source is arbitrary.
     """
-    k = search.beams
-    beams = (jnp.repeat(array, k, axis=0) for array in (memory_NSD, segments_NS))
-    cache = model.start(*beams, new_tokens + 1)
-    n = len(memory_NSD)
+    n, k = len(memory_NSD), search.beams
+    cache = model.start(memory_NSD, segments_NS, new_tokens + 1, beams=k)
     logits_RV, cache = model.step(jnp.full((n * k, 1), start, jnp.int32), cache)
     nothing_NKT = jnp.full((n, k, new_tokens), NOTHING, jnp.int32)
     worst_NK = jnp.full((n, k), _WORST)
@@ -108,15 +109,18 @@ def search_targets(
         return (state.length < new_tokens) & state.open_N.any()
 
     def add_token(state: Search) -> Search:
-        return _add_token(model, state, search, jnp.asarray(ends, jnp.int32))
+        return _add_token(model, state, search, start, ends)
 
     return jax.lax.while_loop(goes_on, add_token, state).found.tokens_NKT[:, 0]
 
 
-def _add_token(model: Any, state: Search, search: BeamSearch, ends_E: Array) -> Search:
+def _add_token(model: Any, state: Search, search: BeamSearch, start: int, ends: tuple[int, ...]) -> Search:
     n, k, most = state.tokens_NKT.shape
+    ends_E = jnp.asarray(ends, jnp.int32)
     length = state.length + 1
-    sums_NC, from_NC, tokens_NCT = _candidates(state, count=max(2, 1 + len(ends_E)) * k)
+    log_p_RV = jax.nn.log_softmax(state.logits_RV, axis=-1)
+    log_p_RV = search.rules.apply(log_p_RV, state.tokens_NKT.reshape(n * k, most), state.length, start=start, ends=ends)
+    sums_NC, from_NC, tokens_NCT = _candidates(state, log_p_RV, count=max(2, 1 + len(ends)) * k)
     last_NC = jax.lax.dynamic_index_in_dim(tokens_NCT, state.length, axis=2, keepdims=False)
     ended_NC = jnp.isin(last_NC, ends_E) | (length == most)
     # only the first k candidates may be targets; enough of the others have not ended, so the search can continue
@@ -136,11 +140,11 @@ def _add_token(model: Any, state: Search, search: BeamSearch, ends_E: Array) -> 
     return Search(length, logits_RV, cache, tokens_NKT, sums_NK, found, open_N)
 
 
-def _candidates(state: Search, *, count: int) -> tuple[Array, Array, Array]:
+def _candidates(state: Search, log_p_RV: Array, *, count: int) -> tuple[Array, Array, Array]:
     """Return the likeliest beams with one more token: their log-likelihoods (N, C), the beams that they extend (N, C),
     and their tokens (N, C, T)."""
     n, k, _ = state.tokens_NKT.shape
-    log_p_NKV = jax.nn.log_softmax(state.logits_RV, axis=-1).reshape(n, k, -1) + state.sums_NK[:, :, None]
+    log_p_NKV = log_p_RV.reshape(n, k, -1) + state.sums_NK[:, :, None]
     vocab = log_p_NKV.shape[-1]
     sums_NC, place_NC = jax.lax.top_k(log_p_NKV.reshape(n, k * vocab), min(count, k * vocab))
     from_NC, token_NC = place_NC // vocab, place_NC % vocab

@@ -114,12 +114,14 @@ def decode(
     sampling: Sampling,
     ends: tuple[int, ...],
     advance: Callable[[Any, Array, Decoding], tuple[Array, Any]] = continue_text,
+    restrict: Callable[[Array, Array, Array], Array] = lambda logits_NV, tokens_NT, count: logits_NV,
 ) -> tuple[Int[Array, "N T"], Decoding]:
     """Return up to `limit` further tokens of each sequence, in rows of `tokens` with `NOTHING` after the end, and the
     state.
 
     A sequence ends with one of the tokens `ends`, which is included. `limit` is at most `tokens` and is not static, so
-    that the same program serves where fewer tokens are wanted. `advance` computes what follows a token.
+    that the same program serves where fewer tokens are wanted. `advance` computes what follows a token, and
+    `restrict` the logits of the next one from the model's, the tokens so far and their number.
     """
     rows_N, ends_E = jnp.arange(len(state.ended_N)), jnp.asarray(ends, jnp.int32)
 
@@ -130,7 +132,8 @@ def decode(
     def add_token(carry: tuple[Array, Array, Decoding]) -> tuple[Array, Array, Decoding]:
         i, tokens_NT, state = carry
         keys_now_N = jax.vmap(jax.random.fold_in, (0, None))(keys_N, state.drawn)
-        token_N = draw(state.logits_NV, keys_now_N, sampling, seen_NV=state.seen_NV)
+        allowed_NV = restrict(state.logits_NV, tokens_NT, i)
+        token_N = draw(allowed_NV, keys_now_N, sampling, seen_NV=state.seen_NV)
         tokens_NT = tokens_NT.at[:, i].set(jnp.where(state.ended_N, NOTHING, token_N))
         ended_N = state.ended_N | jnp.isin(token_N, ends_E)
         logits_NV, cache = advance(model, token_N, state)

@@ -81,6 +81,10 @@ def write_targets(
         return search_targets(model, *sources, start=start, new_tokens=new_tokens, search=search, ends=ends)
     room = new_tokens + 1
     state = begin_targets(model, sources_NS, lengths_N, start=start, cache_length=room, sampling=sampling)
+
+    def restrict(logits_NV: Array, tokens_NT: Array, count: Array) -> Array:
+        return search.rules.apply(logits_NV, tokens_NT, count, start=start, ends=ends)
+
     tokens_NT, _ = decode(
         model,
         state,
@@ -90,6 +94,7 @@ def write_targets(
         sampling=sampling,
         ends=ends,
         advance=continue_target,
+        restrict=restrict,
     )
     return tokens_NT
 

@@ -70,13 +70,15 @@ class DecoderCache(eqx.Module):
     own: KeyValues
     """Room for C positions; the first `length` of them are in use."""
     memory: KeyValues
-    memory_visible_BS: Bool[Array, "B S"]
+    """Of the N sources, each of which B / N rows read."""
+    memory_visible_NS: Bool[Array, "N S"]
     length: Int[Array, ""]
 
     def rows(self, rows_B: Int[Array, " B"]) -> DecoderCache:
-        """Return the cache of these of its rows, such as the best beams."""
-        own, memory = jax.tree.map(lambda x_LB: x_LB[:, rows_B], (self.own, self.memory))
-        return DecoderCache(own, memory, self.memory_visible_BS[rows_B], self.length)
+        """Return the cache of these of its rows, such as the best beams; each must have the source of the row in its
+        place."""
+        own = jax.tree.map(lambda x_LB: x_LB[:, rows_B], self.own)
+        return DecoderCache(own, self.memory, self.memory_visible_NS, self.length)
 
 
 class EncoderDecoderModel(eqx.Module):
@@ -170,18 +172,21 @@ class EncoderDecoderModel(eqx.Module):
         return _finished(self.decoder, x_BTD)
 
     def start(
-        self, memory_BSD: Float[Array, "B S D"], memory_segments_BS: Int[Array, "B S"], length: int
+        self, memory_NSD: Float[Array, "N S D"], memory_segments_NS: Int[Array, "N S"], length: int, *, beams: int = 1
     ) -> DecoderCache:
-        """Return a cache with room for `length` positions of targets of these sources."""
+        """Return a cache with room for `length` positions of the targets of these sources.
+
+        Each source has `beams` targets, whose rows follow one another.
+        """
 
         def layer(_: None, block: EncoderDecoderBlock) -> tuple[None, KeyValues]:
             assert block.cross is not None
-            return None, block.cross.key_values(memory_BSD)
+            return None, block.cross.key_values(memory_NSD)
 
         _, memory = jax.lax.scan(layer, None, self.blocks.decoder)
         layers, rows, _, *rest = memory.k_BSGK.shape
-        room = jnp.zeros((layers, rows, length, *rest), memory.k_BSGK.dtype)
-        return DecoderCache(KeyValues(room, room), memory, memory_segments_BS > 0, jnp.int32(0))
+        room = jnp.zeros((layers, rows * beams, length, *rest), memory.k_BSGK.dtype)
+        return DecoderCache(KeyValues(room, room), memory, memory_segments_NS > 0, jnp.int32(0))
 
     def step(self, tokens_BT: Int[Array, "B T"], cache: DecoderCache) -> tuple[Float[Array, "B V"], DecoderCache]:
         """Return the logits that follow these tokens, which continue the cache's, and the cache with them added."""
@@ -190,12 +195,12 @@ class EncoderDecoderModel(eqx.Module):
 
         def layer(x_BTD: Array, of_layer: tuple[EncoderDecoderBlock, KeyValues, KeyValues]) -> tuple[Array, KeyValues]:
             block, own, memory = of_layer
-            return block.decode(x_BTD, memory, cache.memory_visible_BS, bias_HTC, cache=own, at_T=at_T)
+            return block.decode(x_BTD, memory, cache.memory_visible_NS, bias_HTC, cache=own, at_T=at_T)
 
         x_BTD = self._embed(self.decoder, tokens_BT, at_T)
         x_BTD, own = jax.lax.scan(layer, x_BTD, (self.blocks.decoder, cache.own, cache.memory))
         logits_BV = self.logits(_finished(self.decoder, x_BTD[:, -1]))
-        return logits_BV, DecoderCache(own, cache.memory, cache.memory_visible_BS, at_T[-1] + 1)
+        return logits_BV, DecoderCache(own, cache.memory, cache.memory_visible_NS, at_T[-1] + 1)
 
     def hidden_and_penalty(
         self,

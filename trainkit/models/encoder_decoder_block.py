@@ -184,7 +184,7 @@ class EncoderDecoderBlock(eqx.Module):
         self,
         x_BTD: Float[Array, "B T D"],
         memory: KeyValues,
-        memory_visible_BS: Bool[Array, "B S"],
+        memory_visible_NS: Bool[Array, "N S"],
         bias_HTS: Float[Array, "H T S"] | None,
         *,
         cache: KeyValues | None = None,
@@ -193,6 +193,7 @@ class EncoderDecoderBlock(eqx.Module):
         """Return the positions of a target after this block, and their own keys and values.
 
         With a `cache`, these positions are at `at_T` in it, and the cache with them is returned.
+        The memory may have fewer rows, N: then B / N rows that follow one another read the same source.
         """
         assert self.cross is not None and self.cross_norm is not None
         inner_BTD = self._before(self.attention_norm, x_BTD)
@@ -205,7 +206,9 @@ class EncoderDecoderBlock(eqx.Module):
             visible_1TS = (jnp.arange(own.k_BSGK.shape[1]) <= at_T[:, None])[None]
         y_BTD = self.attention(inner_BTD, own, visible_BTS=visible_1TS, bias_HTS=bias_HTS, causal=cache is None)
         x_BTD = self._after(self.attention_norm, x_BTD, self.attention_dropout(y_BTD))
-        y_BTD = self.cross(self._before(self.cross_norm, x_BTD), memory, visible_BTS=memory_visible_BS[:, None])
+        # what a position takes from the source depends on no other position: those of B / N rows are like those of one
+        inner_NTD = self._before(self.cross_norm, x_BTD).reshape(len(memory_visible_NS), -1, x_BTD.shape[-1])
+        y_BTD = self.cross(inner_NTD, memory, visible_BTS=memory_visible_NS[:, None]).reshape(x_BTD.shape)
         return self._mlp(self._after(self.cross_norm, x_BTD, self.cross_dropout(y_BTD))), own
 
     def _mlp(self, x_BTD: Array) -> Array:
