@@ -171,7 +171,7 @@ def bucket(length: int, *, most: int) -> int:
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return prompts as rows of `width` tokens, and their lengths."""
+    """Return prompts as rows of `width` tokens, (N, P), and their lengths, (N,)."""
     rows = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = prompt

@@ -205,7 +205,7 @@ class Generator:
 
 
 def keys_of(requests: Sequence[Request], size: int) -> jax.Array:
-    """Return a key for each request and each of the rows that fill up to `size`.
+    """Return a key for each request and each of the rows that fill up to `size`, (size,).
 
     A key follows from the request's seed and prompt, so that two prompts with the same seed draw differently.
     """

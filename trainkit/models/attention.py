@@ -46,7 +46,8 @@ class AttentionSpec(NamedTuple):
     """Of the probabilities."""
 
     def rule(self, q_BTHK: Float[Array, "B T H K"]) -> tuple[blockwise_attention.Rule, Array | None]:
-        """What of it is known when compiled, and the window where that is not."""
+        """Return the part known when compiling, and the window if it is an array, a scalar for each layer of a scan;
+        else None."""
         known, window = (self.window, None) if isinstance(self.window, int) else (None, self.window)
         scale = blockwise_attention.default_scale(q_BTHK) if self.scale is None else self.scale
         return blockwise_attention.Rule(scale, self.softcap, known if known and known > 0 else None), window

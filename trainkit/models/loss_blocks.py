@@ -41,11 +41,11 @@ class LossBlocks(NamedTuple):
     """How much the squared logarithm of the softmax's divisor counts in gradients."""
 
     def logits(self, products: Array) -> Array:
-        """Return the logits of products of hidden states and unembedding."""
+        """Return the logits of products of hidden states and unembedding, (N, U), float32."""
         return products if self.softcap is None else self.softcap * jnp.tanh(products / self.softcap)
 
     def times_slope(self, values: Array, logits: Array) -> Array:
-        """Return `values` times the derivative of each one's logit by its product; 0 at a logit of -inf."""
+        """Return `values`, (N, U), times the derivative of each one's logit by its product; 0 at a logit of -inf."""
         if self.softcap is None:
             return values
         return values * (1 - jnp.square(jnp.maximum(logits, -self.softcap) / self.softcap))
@@ -78,17 +78,18 @@ class Softmax(NamedTuple):
         return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1), entry_N), shrink_N, exp_NU
 
     def pulled(self, weights_N: Array, settings: LossBlocks) -> Array:
-        """Return by how much exponentials count in gradients: the weights, and more where there is a z-loss."""
+        """Return the factor of exponentials in gradients, (N,): the weights, and more with a z-loss."""
         if not settings.z_loss:
             return weights_N
         return weights_N * (1 + 2 * settings.z_loss * (jnp.log(self.sum_N) + self.top_N))
 
     def correct(self, targets_N: Array, weights_N: Array) -> Array:
-        """Return the sum of the weights of the targets that have the largest logit; 0 where nothing is counted."""
+        """Return the sum of the weights of the targets that have the largest logit, a scalar; 0 if nothing
+        is counted."""
         return jnp.float32(0) if self.entry_N is None else jnp.where(self.entry_N == targets_N, weights_N, 0).sum()
 
     def losses(self, target_N: Array) -> Array:
-        """Return the negative log-likelihoods, in nats, of targets with these logits."""
+        """Return the negative log-likelihoods, in nats, of targets with these logits, (N,)."""
         return jnp.log(self.sum_N) + self.top_N - target_N
 
 

@@ -92,8 +92,8 @@ def partition(shape: tuple[int, ...], fsdp: int, data: int = 1) -> PartitionSpec
 def on_own_rows(function: Callable[..., Array], *arguments: Any, whole: tuple[int, ...] = ()) -> Array:
     """Return `function(*arguments)`, computed by each device on its own rows, where XLA would move the batch around.
 
-    Rows are the first axis of the arguments and of the result. The mesh is that of `jax.set_mesh`; without one, or if
-    the rows cannot be divided equally among its devices, the function is called as it is.
+    Rows are the first axis of the arguments and of the result, (B, …). The mesh is that of `jax.set_mesh`; without one,
+    or if the rows cannot be divided equally among its devices, the function is called as it is.
 
     Args:
         arguments: arrays, or None.

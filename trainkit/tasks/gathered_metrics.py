@@ -89,8 +89,8 @@ class AurocMetric(GatheredMetric):
 
 
 def log_odds(scores_NC: np.ndarray) -> np.ndarray:
-    """Return log p / (1 - p) of each class, which orders like its probability p; probabilities that round to 1 stay
-    distinct."""
+    """Return log p / (1 - p) of each class, float64 (N, C), which orders like its probability p; probabilities that
+    round to 1 stay distinct."""
     above_NC = scores_NC - scores_NC.max(1, keepdims=True)
     exponentials_NC = np.exp(above_NC)
     best_N = scores_NC.argmax(1)

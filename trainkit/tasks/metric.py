@@ -109,5 +109,5 @@ def build_metrics(specs: Sequence[MetricSpec], classes: tuple[str, ...]) -> dict
 
 
 def count(items: Array) -> Array:
-    """Return how many of the items are true, exactly, as int32: a float32 stops counting at 2^24."""
+    """Return how many of the items (N, …) are true, exactly, as an int32 scalar: a float32 stops counting at 2^24."""
     return jnp.sum(items, dtype=jnp.int32)

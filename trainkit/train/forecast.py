@@ -83,7 +83,10 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
 
 
 def forecast_supposed(recipe: Recipe, plan: Plan) -> Forecast:
-    """Return the forecast for as many CPU devices as the plan has, from a process that JAX starts with so many."""
+    """Return the forecast for as many CPU devices as the plan has, from a process that JAX starts with so many.
+
+    Raises TrainkitError as `forecast`, and RuntimeError if that process fails.
+    """
     question = {
         "recipe": count_in_steps(recipe, plan).model_dump(mode="json", by_alias=True),
         "devices": asdict(plan.devices),

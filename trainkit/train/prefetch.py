@@ -53,7 +53,8 @@ def _put_own(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def own_rows(split: BatchSplit, sharding: NamedSharding) -> np.ndarray | None:
-    """Return the rows of a batch for the devices of this process; None for all rows."""
+    """Return the numbers of a batch's rows for the devices of this process, (rows,), in ascending order; None for all
+    rows."""
     shape = (split.accumulation, split.global_size // split.accumulation)
     own = np.zeros(shape, bool)
     for place in sharding.addressable_devices_indices_map(shape).values():

@@ -78,7 +78,7 @@ class EvalSet:
         return padded(self._examples, self._stream, which, self._at_once, length)
 
     def examples(self, index: int) -> np.ndarray:
-        """Return which examples, as stored, a part has; the rows after them are padding."""
+        """Return which examples, as stored, a part has, (n,); the rows after them are padding."""
         return self._plan()[index][0]
 
     def places(self, index: int) -> list[list[SourceSpan]]:

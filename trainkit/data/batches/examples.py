@@ -107,7 +107,7 @@ def read_rows(examples: Examples, stream: Stream, which: np.ndarray, length: int
 
 
 def longest(sizes: np.ndarray) -> np.ndarray:
-    """Return the positions of the longest sequence of each example, from `Examples.sizes`."""
+    """Return the positions of the longest sequence of each example, (examples,), from `Examples.sizes`."""
     return sizes if sizes.ndim == 1 else sizes.max(1)
 
 

@@ -187,7 +187,7 @@ def _check_readable(data: Data, group: Set, source: LiveSource) -> None:
 
 
 def find_apart(cache: Path, group: Set) -> bool:
-    """Complete `group.apart` if it was computed before; return whether it was."""
+    """Complete `group.apart` if it was computed before; return whether it was. Raises TrainkitError as `make_apart`."""
     assert group.apart is not None
     held_out = group.streams["held-out"].all
     try:

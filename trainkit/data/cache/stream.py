@@ -169,8 +169,8 @@ class Stream:
         return rows
 
     def borders(self, start: int, width: int) -> np.ndarray:
-        """Return where documents end within the tokens `start` … `start + width - 1`, relative to `start`: i + 1 if
-        token i is the last of a document."""
+        """Return where documents end within the tokens `start` … `start + width - 1`, relative to `start`, (ends,): i +
+        1 if token i is the last of a document."""
         self._map()
         borders = [np.zeros(0, np.int64)]
         filled = 0

@@ -94,7 +94,7 @@ def _matches(paths: str | tuple[str, ...]) -> list[Match]:
 
 
 def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
-    """Return the files that match the patterns of a source."""
+    """Return the files that match the patterns of a source. Raises TrainkitError as `list_files`."""
     of_rows = _reading(source)
     of_texts = replace(of_rows, keys=(), document=None)
     with_rows = [suffix for suffix, name in _BY_SUFFIX.items() if not FORMATS[name].one_document]
@@ -173,7 +173,7 @@ def list_dataset(source: HuggingFace, cache: Path) -> tuple[SourceFile, ...]:
 
 
 def list_standard_library(source: PythonStdlib, cache: Path) -> tuple[SourceFile, ...]:
-    """Return the files of the running interpreter's standard library."""
+    """Return the files of the running interpreter's standard library. Raises TrainkitError if it has none."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for directory, below, names in os.walk(root):

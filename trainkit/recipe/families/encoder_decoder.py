@@ -145,7 +145,8 @@ class EncoderDecoder(Transformer):
         return super().with_head(head)
 
     def rows(self, tokens: int) -> int:
-        """See `Pretrained.rows`; the token that the decoder begins with must be one of them."""
+        """See `Pretrained.rows`. Raises TrainkitError also if the embedding lacks the token that the decoder begins
+        with."""
         rows = super().rows(tokens)
         if self.decoder_start is not None and self.decoder_start >= rows:
             raise TrainkitError(

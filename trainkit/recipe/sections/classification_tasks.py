@@ -117,7 +117,10 @@ class SequenceClassification(Classification):
         return names if self.problem != "regression" or len(names) > 1 else ()
 
     def known_classes(self, data: Data) -> tuple[int, tuple[str, ...]]:
-        """Return how many classes, or numbers, there are, and their names if they have any."""
+        """Return how many classes, or numbers, there are, and their names if they have any.
+
+        Raises ValueError as `Classification.known_classes`.
+        """
         if self.problem != "regression":
             count, names = super().known_classes(data)
             if self.positive_weights and len(self.positive_weights) != count:

@@ -23,7 +23,14 @@ from trainkit.recipe.toml.positions import Origin, locate
 
 
 def read_file(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
-    """Return a file merged over what it extends; `chain` are the files that extend it."""
+    """Return a file merged over what it extends.
+
+    Args:
+        chain: the files that extend it, the first one first.
+
+    Raises:
+        TrainkitError: the file is missing, unreadable or not TOML, or it extends itself.
+    """
     shown = as_shown(path)
     led_here = " -> ".join([*map(as_shown, chain), shown])
     resolved = path.resolve()
