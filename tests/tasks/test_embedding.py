@@ -19,6 +19,7 @@ from trainkit.tasks.statistics import values_of
 
 KEYS = {
     "plain": {},
+    "negatives": {"temperature": 0.1},
     "symmetric": {"symmetric": True, "temperature": 0.1},
     "matryoshka": {"dimensions": (16, 4), "dimension_weights": (1.0, 0.5), "pooling": "last"},
 }
@@ -29,8 +30,18 @@ def fresh():
     return models.build(SPEC, **size, implementation="xla", key=jax.random.key(0))
 
 
-def ranked(queries: np.ndarray, positives: np.ndarray, keys: dict) -> float:
-    """MultipleNegativesRankingLoss, or its symmetric form, within MatryoshkaLoss, in float64."""
+def examples(name: str, count: int = 6) -> dict[str, np.ndarray]:
+    """Pairs, with two hard negatives each where the name says so."""
+    made = pairs(count=count)
+    if "negatives" not in name:
+        return made
+    more = pairs(seed=1, count=count)
+    return {key: np.concatenate([made[key], more[key]], 1) for key in ("tokens", "filled")}
+
+
+def ranked(queries: np.ndarray, texts: np.ndarray, keys: dict) -> float:
+    """MultipleNegativesRankingLoss, or its symmetric form, within MatryoshkaLoss, in float64; the first texts are the
+    positives."""
 
     def entropy(scores: np.ndarray) -> float:
         top = scores.max(1, keepdims=True)
@@ -38,7 +49,7 @@ def ranked(queries: np.ndarray, positives: np.ndarray, keys: dict) -> float:
 
     total, sizes = 0.0, keys.get("dimensions", (queries.shape[1],))
     for size, weight in zip(sizes, keys.get("dimension_weights", (1.0,) * len(sizes)), strict=True):
-        one, other = (v[:, :size] / np.linalg.norm(v[:, :size], axis=1, keepdims=True) for v in (queries, positives))
+        one, other = (v[:, :size] / np.linalg.norm(v[:, :size], axis=1, keepdims=True) for v in (queries, texts))
         scores = one @ other.T / keys.get("temperature", 0.05)
         loss = (entropy(scores) + entropy(scores.T)) / 2 if keys.get("symmetric") else entropy(scores)
         total += weight * loss
@@ -47,20 +58,21 @@ def ranked(queries: np.ndarray, positives: np.ndarray, keys: dict) -> float:
 
 @pytest.mark.parametrize("name", KEYS)
 def test_the_loss_is_that_of_sentence_transformers(name: str) -> None:
-    task, model, made = build(Embedding(type="embedding", **KEYS[name])), fresh(), pairs(count=6)
+    task, model, made = build(Embedding(type="embedding", **KEYS[name])), fresh(), examples(name)
     batch = batch_of(made)
     found = eqx.filter_jit(task.loss)(model, batch)
-    pooling, vectors = KEYS[name].get("pooling", "mean"), np.zeros((6, 2, 16))
+    pooling, vectors = KEYS[name].get("pooling", "mean"), np.zeros((*made["filled"].shape, 16))
     for pair in range(6):
-        for side in range(2):  # each text by itself, without padding
+        for side in range(made["filled"].shape[1]):  # each text by itself, without padding
             used = made["filled"][pair, side]
             hidden = np.asarray(model.hidden(jnp.asarray(made["tokens"][pair, side, :used])[None])[0][0], np.float64)
             vectors[pair, side] = hidden.mean(0) if pooling == "mean" else hidden[-1]
-    np.testing.assert_allclose(found.sum / found.weight, ranked(vectors[:, 0], vectors[:, 1], KEYS[name]), rtol=1e-5)
+    texts = np.concatenate([vectors[:, side] for side in range(1, vectors.shape[1])])
+    np.testing.assert_allclose(found.sum / found.weight, ranked(vectors[:, 0], texts, KEYS[name]), rtol=1e-5)
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    similar = unit[:, 0] @ unit[:, 1].T
+    similar = unit[:, 0] @ (texts / np.linalg.norm(texts, axis=-1, keepdims=True)).T
     place = 1 + (similar > np.diagonal(similar)[:, None]).sum(1)
-    expected = {"recall_at_1": (place == 1).mean(), "recall_at_10": 1.0, "mrr": (1 / place).mean()}
+    expected = {"recall_at_1": (place == 1).mean(), "recall_at_10": (place <= 10).mean(), "mrr": (1 / place).mean()}
     assert values_of(found.metrics) == pytest.approx(expected, rel=1e-5)
 
 
@@ -80,7 +92,7 @@ def test_pooling_leaves_padding_out() -> None:
 
 
 def test_rows_of_padding_and_eight_devices_find_the_same_negatives() -> None:
-    task, batch, model = build(Embedding(type="embedding", symmetric=True)), batch_of(pairs(count=6)), fresh()
+    task, batch, model = build(Embedding(type="embedding", symmetric=True)), batch_of(examples("negatives")), fresh()
 
     def sums(rows, data=1):
         on = mesh.make_mesh(data=data, fsdp=1)
@@ -97,5 +109,5 @@ def test_rows_of_padding_and_eight_devices_find_the_same_negatives() -> None:
     whole = sums(batch)
     padded = {name: jnp.concatenate([a, jnp.zeros((2, *a.shape[1:]), a.dtype)]) for name, a in batch.items()}
     for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(sums(padded, data=8)), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=max(2e-5, 1e-6 * np.abs(one).max()))
     assert whole[0].weight == 6 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(whole))

@@ -3,6 +3,7 @@
 B examples, T positions (`data.sequence_length`, or a bucket of `pad`). An example is one sequence; of preference
 documents it is two, the chosen answer and the rejected one, and of a source with its target these two: (B, T) is
 (B, 2, T), and `filled` is (B, 2). Of a judged answer they are its prompt with this answer, and with another one.
+Of a positive pair with n hard negatives they are 2 + n sequences.
 
 | name        | shape        | dtype                       | meaning                                                   |
 |-------------|--------------|-----------------------------|-----------------------------------------------------------|

@@ -1,4 +1,5 @@
-"""Examples of two sequences each: a chosen and a rejected answer, or a source and its target."""
+"""Examples of several sequences each: a chosen and a rejected answer, a source and its target, a query with the texts
+to find and not to find."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
 from trainkit.data.batches.spans import SpanExamples
-from trainkit.data.cache.shards import LEARNED, SECOND
+from trainkit.data.cache.shards import FURTHER, LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Data, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec
@@ -29,16 +30,16 @@ def source_target_examples(
 
 
 class Pairs(SpanExamples):
-    """Example i has two spans: its chosen and its rejected sequence.
+    """Example i has a span for each of its sequences, such as the chosen and the rejected one.
 
-    A pair is left out where it is too short or too long for the encoding, or where nothing that is learned is left of
-    one of its sequences that are to be learned."""
+    An example is left out where it is too short or too long for the encoding, or where nothing that is learned is left
+    of one of its sequences that are to be learned."""
 
-    #: Which of the two sequences are learned.
-    learned: ClassVar[slice] = slice(0, 2)
+    #: Which of the sequences are learned.
+    learned: ClassVar[slice] = slice(None)
 
     def read(self, which: np.ndarray, length: int) -> Batch:
-        shape, dtype = (len(which), 2, length), self._stream.dtype
+        shape, dtype = (len(which), self._sequences, length), self._stream.dtype
         arrays = ("tokens", "targets", "weights") if self._shift else ("tokens", "weights")
         batch = {name: np.zeros(shape, np.float32 if name == "weights" else dtype) for name in arrays}
         batch |= {"filled": np.zeros(shape[:2], np.int32), "example": which.astype(np.uint32)}
@@ -53,9 +54,10 @@ class Pairs(SpanExamples):
         return batch
 
     def sizes(self) -> np.ndarray:
-        """Return the positions that each of the two sequences takes, (examples, 2)."""
+        """Return the positions that each of the sequences takes, (examples, sequences)."""
         self._frame()
-        return np.concatenate([np.zeros((0, 2), np.int64), *(one.lengths.reshape(-1, 2) for one in self._frames)])
+        lengths = np.concatenate([np.zeros(0, np.int64), *(one.lengths for one in self._frames)])
+        return lengths.reshape(-1, self._sequences)
 
     def _spans_of(self, number: int) -> PackedSpans:
         section, arrays = self._stream.sections[number], self._stream.arrays(number)
@@ -73,38 +75,41 @@ class SourceTargets(Pairs):
 def pair_spans(
     spec: Pad, length: int, ends: np.ndarray, marks: np.ndarray, *, shift: int = 1, learned: slice = Pairs.learned
 ) -> PackedSpans:
-    """Return two spans for each pair that is used, of the documents of a shard.
+    """Return the spans of each document of a shard that is used, one for each of its S sequences.
 
     Args:
         ends: where each document ends, (documents,).
-        marks: of each token, whether it is learned, and whether it is of the second sequence of its document.
+        marks: of each token, whether it is learned, whether it is of a sequence after the first of its document, and
+            whether one after the second begins with it.
         shift: 1 where targets are the next tokens, so that the first token of a sequence is no target; else 0.
-        learned: which of the two sequences must have something that is learned.
+        learned: which of the sequences must have something that is learned.
     """
     ends = ends.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     borders = ends - (_sums(marks & SECOND > 0, ends) - _sums(marks & SECOND > 0, starts))
-    begins_N2 = np.stack([starts, borders], 1)
-    whole_N2 = np.stack([borders - starts, ends - borders], 1) - shift
-    kept_N2 = np.minimum(whole_N2, length)
+    further = np.flatnonzero(marks[: ends[-1] if len(ends) else 0] & FURTHER)
+    more_NS = further.reshape(len(ends), -1) if len(ends) else np.zeros((0, 0), np.int64)
+    begins_NS = np.concatenate([starts[:, None], borders[:, None], more_NS], 1)
+    whole_NS = np.diff(begins_NS, axis=1, append=ends[:, None]) - shift
+    kept_NS = np.minimum(whole_NS, length)
     is_learned = marks & LEARNED > 0
-    learned_N2 = _sums(is_learned, begins_N2 + shift + np.maximum(kept_N2, 0)) - _sums(is_learned, begins_N2 + shift)
-    used = (whole_N2 >= spec.min_length).all(1) & (learned_N2[:, learned] > 0).all(1)
-    too_long = (whole_N2 > length).any(1)
+    learned_NS = _sums(is_learned, begins_NS + shift + np.maximum(kept_NS, 0)) - _sums(is_learned, begins_NS + shift)
+    used = (whole_NS >= spec.min_length).all(1) & (learned_NS[:, learned] > 0).all(1)
+    too_long = (whole_NS > length).any(1)
     if spec.too_long == "drop":
         used &= ~too_long
-    lengths_N2 = kept_N2[used]
-    targets = int(np.maximum(whole_N2, 0).sum())
+    lengths_NS = kept_NS[used]
+    targets = int(np.maximum(whole_NS, 0).sum())
     counts = PackingCounts(
         documents=len(ends),
         dropped=int((~used).sum()),
         truncated=int((too_long & used).sum()),
-        lost=targets - int(lengths_N2.sum()),
+        lost=targets - int(lengths_NS.sum()),
         targets=targets,
     )
-    offsets = np.arange(len(lengths_N2) + 1) * 2
-    contexts = np.zeros(lengths_N2.size, np.int64)
-    return PackedSpans(offsets, begins_N2[used].ravel(), lengths_N2.ravel(), contexts, counts)
+    offsets = np.arange(len(lengths_NS) + 1) * lengths_NS.shape[1]
+    contexts = np.zeros(lengths_NS.size, np.int64)
+    return PackedSpans(offsets, begins_NS[used].ravel(), lengths_NS.ravel(), contexts, counts)
 
 
 def _sums(flags: np.ndarray, before: np.ndarray) -> np.ndarray:

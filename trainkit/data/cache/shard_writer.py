@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding
+from trainkit.data.cache.shards import DOCUMENT, FURTHER, LEARNED, SECOND, Encoding
 from trainkit.data.documents.pieces import Label, Piece
 from trainkit.data.jobs import Reporter
 from trainkit.data.sources.source_file import SourceFile
@@ -133,7 +133,9 @@ class ShardWriter:
                 # tokens around a document are learned if the token next to them is, but have no label
                 same = len(learned) and labels is None
                 around = np.pad(learned, (len(before), len(after)), "edge" if same else "constant")
-                self._marks.append((around * LEARNED | piece.second * SECOND).astype(np.uint8))
+                marks = (around * LEARNED | piece.second * SECOND).astype(np.uint8)
+                marks[:1] |= np.uint8(piece.further * FURTHER)
+                self._marks.append(marks)
                 self.learned += int(around.sum())
             if labels is not None:
                 labels = np.pad(labels, (len(before), len(after)), constant_values=-1)

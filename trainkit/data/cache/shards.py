@@ -10,6 +10,8 @@ processes that make the same shard make the same file. Its arrays follow one ano
 | ends      | uint32                     | document | where in the shard it ends (a long one may continue in another) |
 | documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
 | marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
+|           |                            |          | and those after them, `FURTHER` of the first token of |
+|           |                            |          | each of these                                         |
 | labels    | int16, of a `LabelledShard`| token    | its label, -1 where it has none                                |
 | labels    | of a `LabelArrayShard`     | document | its label, where this is not the number of a class             |
 """
@@ -42,7 +44,7 @@ REASONS, OTHER = 16, "has another problem"
 #: For each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
 #: Bits of the marks.
-LEARNED, SECOND = 1, 2
+LEARNED, SECOND, FURTHER = 1, 2, 4
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ class Piece:
     """
     second: bool = False
     """Whether it is the second text of a pair."""
+    further: bool = False
+    """Whether it is a sequence after the second of a document with more than two."""
     complete: bool = False
     """Whether it is a sequence of its own, which begins and ends with the tokens that begin and end a document."""
     label: Label = -1

@@ -17,7 +17,8 @@ class Embedding(TaskSpec):
     """Give texts that belong together similar vectors: each query has to find its positive among those of all queries
     in the batch (van den Oord et al. 2018, InfoNCE; Henderson et al. 2017, in-batch negatives).
 
-    The negatives of a query are the positives of a micro-batch on all devices, so make train.micro_batch_size large.
+    The negatives of a query are the other positives of a micro-batch on all devices, and all hard negatives of
+    documents that have them, so make train.micro_batch_size large.
     """
 
     type: Literal["embedding"]

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from pydantic import model_validator
+
 from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
+from trainkit.recipe.spec import Count
 
 
 class Preferred(DocumentSpec):
@@ -148,17 +151,47 @@ class PositivePair(TwoTexts):
     "embedding"`.
 
     Each text is tokenised separately, with the tokens that begin and end a document. A row with an empty text cannot be
-    used."""
+    used. A row may also have hard negatives: texts that seem to belong to the query and do not."""
 
     type: Literal["positive-pair"]
     query: str = "{query}"
     """Template of the text to search with, such as `"query: {question}"`."""
     positive: str = "{positive}"
     """Template of the text to find, such as `"passage: {answer}"`."""
+    negatives: str | None = None
+    """Key of a hard negative, or of a list of them. If absent, there are none."""
+    negative_count: Count = 1
+    """How many hard negatives of a row are used, the first ones; a row with fewer cannot be used."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.positive_pair"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
-    sequence_names: ClassVar[tuple[str, ...]] = ("query", "positive")
+    later_keys: ClassVar[frozenset[str]] = frozenset({"negatives", "negative_count"})
+
+    @property
+    def sequences(self) -> int:  # type: ignore[override]
+        return 2 if self.negatives is None else 2 + self.negative_count
+
+    @property
+    def sequence_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("query", "positive", *(f"negative {number}" for number in range(1, self.sequences - 1)))
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"query": self.query, "positive": self.positive}
+
+    @property
+    def keys(self) -> tuple[str, ...] | None:
+        return None if self.negatives is None else (self.negatives,)
+
+    @property
+    def form(self) -> str:
+        return self.type if self.negatives is None else f"{self.type} with {self.negative_count}"
+
+    @model_validator(mode="after")
+    def _negatives_are_named(self) -> PositivePair:
+        if self.negatives is None and self.negative_count != 1:
+            raise ValueError(f"negative_count = {self.negative_count} says how many: negatives names their key")
+        return self
 
 
 class SourceTarget(TwoTexts):
