@@ -1,10 +1,10 @@
-"""Targets that a model writes for the sources of a set, compared with the targets in the set."""
+"""Texts that a model writes: targets of sources, or answers to prompts, compared with those in the set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -13,15 +13,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
+from trainkit.data.batches.answers import last_answers
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.evaluation.evaluator import TextReport
 from trainkit.evaluation.results import PredictionTable
 from trainkit.infer.beam_search import BeamSearch
-from trainkit.infer.generate import NOTHING
+from trainkit.infer.generate import NOTHING, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.seq2seq import start_of, write_targets
-from trainkit.infer.text_format import text_format_of
+from trainkit.infer.text_format import chat_of, closing, text_format_of, usable_template
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.recipe import Recipe
@@ -39,17 +40,32 @@ class SourceSet(Protocol):
     def places(self, index: int, /) -> Sequence[Sequence[SourceSpan]]: ...
 
 
-class WrittenTarget(NamedTuple):
-    """What a model wrote for a source."""
+class Item(NamedTuple):
+    """What a model is to write: tokens of a source or prompt, and of the target or answer in the set."""
 
     place: SourceSpan
-    source: str
-    target: str
-    generated: str
+    source: list[int]
+    target: list[int]
+
+
+def items_of_pairs(batch: HostBatch, places: Sequence[Sequence[SourceSpan]]) -> Iterator[Item]:
+    """Yield the pairs of a batch in which each row has a source and its target."""
+    for row, spans in enumerate(places):
+        sides = (batch["tokens"][row, side, : batch["filled"][row, side]].tolist() for side in (0, 1))
+        yield Item(spans[0], *sides)
+
+
+def items_of_texts(batch: HostBatch, places: Sequence[Sequence[SourceSpan]]) -> Iterator[Item]:
+    """Yield the prompts of a batch of texts with their last answers."""
+    for found in last_answers(batch):
+        place = places[found.row][found.document]
+        if not place.first:  # else it is the end of a document that two shards share
+            yield Item(place, found.prompt, found.answer)
 
 
 class TargetWriter:
-    """Writes the targets of the first sources of a set, and returns the values of metrics."""
+    """Writes the targets of the first sources of a set, or the answers to its first prompts, and returns the values of
+    metrics."""
 
     reads_predictions: ClassVar[bool] = False
 
@@ -59,66 +75,86 @@ class TargetWriter:
         codec: LoadedTokenizer,
         *,
         ends: tuple[int, ...],
+        stop: Sequence[str],
         metrics: Sequence[TextMetric],
         compute: jnp.dtype,
         mesh: Mesh,
         interrupted: Callable[[], bool],
     ) -> None:
+        """Write until one of the tokens `ends`, or a text up to one of the strings `stop`."""
         how = recipe.evaluate.generate
         assert how is not None
         self._codec, self._metrics, self._interrupted = codec, metrics, interrupted
-        self._max_items, self._mesh = how.max_items, mesh
+        self._max_items, self._mesh, self._stop = how.max_items, mesh, stop
         self._hidden = {*codec.special_tokens.values(), *ends} - {codec.unknown}
-        context = recipe.language_model.context_length
+        continues = recipe.model.kind != "encoder-decoder"
+        self._items = items_of_texts if continues else items_of_pairs
+        context = recipe.language_model.context_length or (recipe.data.positions if continues else None)
+        #: Positions that a prompt and its answer share.
+        self._context = context if continues else None
         new_tokens = how.max_tokens if context is None else min(how.max_tokens, context - 1)
         search = BeamSearch(how.beams, how.length_penalty, how.early_stopping)
         start = start_of(recipe.model, codec)
 
         def write(params: PyTree, frozen: PyTree, batch: Mapping[str, Array]) -> Array:
             model = eqx.combine(cast(params, compute), cast(frozen, compute))
-            tokens, lengths = batch["tokens"][0, :, 0].astype(jnp.int32), batch["filled"][0, :, 0]
+            tokens, lengths = batch["tokens"][0], batch["lengths"][0]
             keys = jax.random.split(jax.random.key(0), len(lengths))  # nothing is drawn
-            greedy = Sampling(temperature=0)
-            how = {"start": start, "new_tokens": new_tokens, "ends": ends}
-            return write_targets(model, tokens, lengths, keys, sampling=greedy, search=search, **how)  # type: ignore
+            how: dict[str, Any] = {"new_tokens": new_tokens, "ends": ends, "sampling": Sampling(temperature=0)}
+            if continues:
+                return generate(model, tokens, lengths, keys, **how)
+            return write_targets(model, tokens, lengths, keys, start=start, search=search, **how)
 
         self._write = jax.jit(write, out_shardings=replicated_sharding(mesh))
 
     def __call__(self, state: State, data: SourceSet, table: PredictionTable) -> dict[str, float]:
         """Return the values of the metrics, and add the texts to a table. After an interruption there are none."""
-        texts: list[WrittenTarget] = []
-        for written in self._written(state, data):
-            texts.append(written)
-            table.add_texts(
-                written.place, {"text": written.source, "target": written.target, "generated": written.generated}
-            )
-        if not texts or self._interrupted():
+        generated: list[str] = []
+        targets: list[str] = []
+        for item, tokens in self._written(state, data):
+            generated.append(self._text(tokens))
+            targets.append(self._text(item.target))
+            texts = {"text": self._text(item.source, whole=True), "target": targets[-1], "generated": generated[-1]}
+            table.add_texts(item.place, texts)
+        if not targets or self._interrupted():
             return {}
-        generated, targets = [each.generated for each in texts], [each.target for each in texts]
         values: dict[str, float] = {}
         for metric in self._metrics:
             values |= metric.values(generated, targets)
         return values
 
-    def _written(self, state: State, data: SourceSet) -> Iterator[WrittenTarget]:
-        left, sharding = self._max_items, batch_sharding(self._mesh)
+    def _written(self, state: State, data: SourceSet) -> Iterator[tuple[Item, list[int]]]:
+        """Yield the first items of a set, and the tokens that the model writes for each."""
+        left = self._max_items
         for index in range(len(data)):
             if left <= 0 or self._interrupted():
                 return
-            batch, places = data.batch(index), data.places(index)[:left]
-            arrays = whole_to_device({name: batch[name] for name in ("tokens", "filled")}, sharding=sharding)
-            with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
-                rows = np.asarray(self._write(state.params, state.frozen, arrays)).tolist()
-            for number, spans in enumerate(places):
-                source, target = (
-                    self._text(batch["tokens"][number, side, : batch["filled"][number, side]].tolist())
-                    for side in (0, 1)
-                )
-                yield WrittenTarget(spans[0], source, target, self._text(rows[number]))
-            left -= len(places)
+            batch = data.batch(index)
+            items = list(self._items(batch, data.places(index)))[:left]
+            left -= len(items)
+            rows = len(batch["tokens"])
+            for first in range(0, len(items), rows):  # packed rows hold several items each
+                yield from self._write_rows(state, items[first : first + rows], rows, batch["tokens"].shape[-1])
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return self._codec.decode([token for token in ids if token != NOTHING and token not in self._hidden])
+    def _write_rows(
+        self, state: State, items: Sequence[Item], rows: int, length: int
+    ) -> Iterator[tuple[Item, list[int]]]:
+        """Yield up to `rows` items, and what the model writes for each; no source is longer than `length`."""
+        sources = [item.source for item in items]
+        width = length if self._context is None else bucket(max(map(len, sources)), most=max(length, self._context))
+        tokens, lengths = pad_prompts([*sources, *[[]] * (rows - len(items))], width)
+        arrays = whole_to_device({"tokens": tokens, "lengths": lengths}, sharding=batch_sharding(self._mesh))
+        with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
+            written = np.asarray(self._write(state.params, state.frozen, arrays)).tolist()
+        for item, new in zip(items, written, strict=False):
+            # beyond the context, a model that has learned its positions knows none
+            yield item, new if self._context is None else new[: max(0, self._context - len(item.source))]
+
+    def _text(self, ids: Sequence[int], *, whole: bool = False) -> str:
+        """Return the text of tokens, up to a stop string unless it is wanted whole."""
+        text = self._codec.decode([token for token in ids if token != NOTHING and token not in self._hidden])
+        found = [] if whole else [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        return text[: min(found)] if found else text
 
 
 def text_report(
@@ -142,10 +178,12 @@ def text_report(
     if recipe.evaluate.generate is None:
         return None
     assert codec is not None, "sources and targets are texts"
+    template = usable_template(chat_of(recipe), (directory,)) if chat_of(recipe) is not None else None
     return TargetWriter(
         recipe,
         codec,
         ends=text_format_of(recipe, directory, codec).ends,
+        stop=closing(template, codec)[1] if template is not None else (),
         metrics=build_text_metrics(recipe.evaluate.metrics),
         compute=compute,
         mesh=mesh,

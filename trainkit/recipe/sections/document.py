@@ -59,6 +59,10 @@ class Prompt(DocumentSpec):
     marked: ClassVar[bool] = True
 
     @property
+    def has_answers(self) -> bool:
+        return True
+
+    @property
     def templates(self) -> Mapping[str, str]:
         return {"prompt": self.prompt, "response": self.response}
 
@@ -74,6 +78,10 @@ class Chat(ChatDocument):
     """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.conversations"
+
+    @property
+    def has_answers(self) -> bool:
+        return self.learn != "all"
 
 
 class Columns(DocumentSpec):

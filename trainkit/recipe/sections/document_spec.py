@@ -46,6 +46,11 @@ class DocumentSpec(Spec):
     """Keys that did not exist at first: caches made before are used as long as these have their default."""
 
     @property
+    def has_answers(self) -> bool:
+        """Whether its last learned tokens are an answer to those before them."""
+        return False
+
+    @property
     def is_pair(self) -> bool:
         """Return whether two texts are one sequence, joined by the tokens that the tokenizer puts between them."""
         return False

@@ -20,14 +20,16 @@ _NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 
 
 class Generate(Spec):
-    """Write a target for the sources of each validation set, and compare it with theirs."""
+    """Write targets for the sources of each validation set, or answers to its prompts, and compare them with those in
+    the set."""
 
     max_items: Count = 100
-    """Largest number of sources of each set: the first ones that are evaluated."""
+    """Largest number of sources or prompts of each set: the first ones that are evaluated."""
     max_tokens: Count = 128
-    """Largest number of tokens of a target that is written."""
+    """Largest number of tokens of a target or an answer that is written."""
     beams: Count = 1
-    """How many candidate targets the search keeps for each source. With 1, it takes the likeliest token each time."""
+    """How many candidate targets the search keeps for each source. With 1, it takes the likeliest token each time, as
+    it always does for answers."""
     length_penalty: float = 1.0
     """With beams: a target's log-likelihood is divided by its length to this power. Above 0 favours longer targets."""
     early_stopping: bool = False
@@ -59,7 +61,7 @@ class Evaluate(Spec):
     metrics: tuple[Metric, ...] = ()
     """What is computed beside what the task reports: `validation/SET/NAME`."""
     generate: Generate | None = None
-    """How targets are written for metrics of texts, such as `bleu`. If the table is absent, none are."""
+    """How targets or answers are written for metrics of texts, such as `bleu`. If the table is absent, none are."""
 
     def predicted(self, task: TaskSpec) -> frozenset[str]:
         """Return what metrics can be computed from."""
@@ -79,7 +81,9 @@ class Evaluate(Spec):
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
         """Raise ValueError if a metric needs what the task does not predict, or has a name that the task reports."""
         if self.generate is not None and not task.writes:
-            raise ValueError(f'[evaluate.generate] writes targets, and task.type = "{task.type}" has none: omit it')
+            raise ValueError(f'[evaluate.generate] writes texts, and task.type = "{task.type}" learns none: omit it')
+        if self.generate is not None:
+            task.check_generation(self.generate.beams, data)
         predicted = self.predicted(task)
         if self.predictions and not predicted:
             raise ValueError(f'evaluate.predictions = true, but task.type = "{task.type}" makes none: leave it out')
@@ -91,7 +95,7 @@ class Evaluate(Spec):
         for number, metric in enumerate(self.metrics):
             key = f'evaluate.metrics.{number}.type = "{metric.type}"'
             if task.writes and self.generate is None and metric.predictions == GENERATED:
-                raise ValueError(f"{key} needs targets that the model writes: add [evaluate.generate]")
+                raise ValueError(f"{key} needs texts that the model writes: add [evaluate.generate]")
             if not metric.fits(predicted):
                 known: list[Any] = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
                 fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.fits(predicted))

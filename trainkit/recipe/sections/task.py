@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.classification_tasks import SequenceClassification, TokenClassification
-from trainkit.recipe.sections.data import Concatenate, Data
+from trainkit.recipe.sections.data import Concatenate, Data, Pack, Pad
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
@@ -37,6 +37,7 @@ class NextTokens(TaskSpec):
     implementation: ClassVar[str] = "trainkit.tasks.causal_lm"
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "bits_per_byte"})
+    writes: ClassVar[bool] = True
 
     def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
         """Return the names of its values; `bits_per_byte` only if every byte of a text is predicted."""
@@ -48,6 +49,27 @@ class NextTokens(TaskSpec):
     def noise(self) -> float:
         """Return `embedding_noise`."""
         return self.embedding_noise
+
+    def check_generation(self, beams: int, data: Data) -> None:
+        """Raise ValueError where validation sets have no prompts with answers of their own, or beams are asked for."""
+        if beams > 1:
+            raise ValueError(
+                f'evaluate.generate.beams = {beams}, and task.type = "{self.type}" continues texts without beams:'
+                " omit it"
+            )
+        if not isinstance(data.encoding, Pack | Pad):
+            raise ValueError(
+                f'[evaluate.generate] needs whole documents, and data.encoding.type = "{data.encoding.type}":'
+                ' use "pack" or "pad"'
+            )
+        for name, sources in data.validation_sources.items():
+            for document in map(document_of, sources):
+                if document is None or not document.has_answers:
+                    kind = "text" if document is None else document.type
+                    raise ValueError(
+                        f"[evaluate.generate] writes answers to prompts, and the documents of the validation set {name}"
+                        f" have none (type {kind}): use documents of type prompt or chat, or omit it"
+                    )
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
         """Raise ValueError if labels cannot be smoothed without computing all logits."""

@@ -30,7 +30,8 @@ class TaskSpec(Spec):
     shifted: ClassVar[bool] = True
     """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
     writes: ClassVar[bool] = False
-    """Whether it learns to write targets of sources, as an evaluation then can: see `[evaluate.generate]`."""
+    """Whether it learns to write targets of sources or answers to prompts, as an evaluation then can: see
+    `[evaluate.generate]`."""
     least_rows: ClassVar[int] = 1
     """How many examples a micro-batch must have over all devices, where the task compares them with each other."""
     masks: ClassVar[bool] = False
@@ -82,6 +83,9 @@ class TaskSpec(Spec):
     def class_names(self, data: Data) -> tuple[str, ...]:
         """Return the names of the classes that it predicts, in the order of their numbers; empty if it has none."""
         return ()
+
+    def check_generation(self, beams: int, data: Data) -> None:
+        """Raise ValueError where an evaluation cannot find in the documents what the model is to write."""
 
     def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
         """Raise ValueError if it does not train models of this type and kind.
