@@ -93,6 +93,11 @@ class Reference:
         found: dict[str, float] = self._ask(do="metrics", **asked)["found"]
         return found
 
+    def entities(self, label: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
+        """Return seqeval's F1 of each type of entities, and of the averages, by name."""
+        found: dict[str, float] = self._ask(do="entities", label=label, predicted=predicted)["found"]
+        return found
+
     def answer(self, directory: Path, prompts: Sequence[Prompt], *, tokens: int) -> dict[str, Any]:
         """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
         return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)

@@ -282,6 +282,14 @@ def metrics(request: dict[str, Any]) -> dict[str, Any]:
     return {"found": {name: float(value) for name, value in found.items()}}
 
 
+def entities(request: dict[str, Any]) -> dict[str, Any]:
+    """The F1 of entities by seqeval."""
+    from seqeval.metrics import classification_report
+
+    found = classification_report(request["label"], request["predicted"], output_dict=True)
+    return {"found": {name: float(scores["f1-score"]) for name, scores in found.items()}}
+
+
 def distinct(scores: np.ndarray) -> np.ndarray:
     """Scores of which none are equal: of equal ones the class with the smaller number comes first."""
     return scores - np.arange(scores.shape[1]) * 1e-6
@@ -574,6 +582,7 @@ def main() -> None:
         "classify": classify,
         "rescore": rescore,
         "metrics": metrics,
+        "entities": entities,
         "answer": answer,
         "keys": keys,
         "inert": inert,
