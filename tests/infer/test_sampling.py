@@ -16,6 +16,7 @@ from trainkit.errors import TrainkitError
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.sampling import Sampling, candidates, draw, penalise
 from trainkit.infer.settings import OURS, Generation, GenerationSettings, generation, settle, settle_search
+from trainkit.infer.target_rules import NO_RULES, TargetRules
 
 VOCAB = 23
 #: Far enough apart that rounding puts no two the other way round; with equals among them.
@@ -222,6 +223,19 @@ def test_what_a_search_with_beams_does_not_do_is_told_and_an_id_of_zero_asks_for
     (told,) = found.notes
     undone = 'do_sample = true, early_stopping = "never", repetition_penalty = 1.2'
     assert told.endswith(f"asks for what is not done here: forced_bos_token_id = 0, {undone}")
+
+
+def test_rules_for_targets_are_applied_by_a_model_that_writes_targets(tmp_path: Path) -> None:
+    said = {"forced_bos_token_id": 0, "no_repeat_ngram_size": 3, "min_length": 12, "forced_eos_token_id": [1]}
+    theirs = config(tmp_path, **said)
+    found = settle({}, theirs, max_tokens=9)
+    assert found.rules == NO_RULES and "no_repeat" in found.notes[-1]
+    greedy = settle({}, theirs.of_searcher(), max_tokens=9)
+    found, search = settle_search({}, theirs.of_searcher(), beams=2, max_tokens=9)
+    assert greedy.rules == found.rules == search.rules == TargetRules(first=0, no_repeat=3, least=11)
+    for notes in (greedy.notes, found.notes):
+        assert notes[0].endswith("forced_bos_token_id = 0, no_repeat_ngram_size = 3, min_length = 12")
+        assert notes[1].endswith("asks for what is not done here: forced_eos_token_id = [1]")
 
 
 @pytest.mark.parametrize(

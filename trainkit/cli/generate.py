@@ -57,7 +57,7 @@ def generate(
 
     Options that are not given follow the model's generation_config.json, where it has one.
     """
-    from trainkit.infer.beam_search import GREEDY
+    from trainkit.infer.beam_search import BeamSearch
     from trainkit.infer.generator import Request
 
     check(options)
@@ -69,7 +69,8 @@ def generate(
             options, trained, beams=beams, length_penalty=length_penalty, max_tokens=MAX_TOKENS
         )
     else:
-        settings, search = settle_options(options, trained, max_tokens=MAX_TOKENS), GREEDY
+        settings = settle_options(options, trained, max_tokens=MAX_TOKENS)
+        search = BeamSearch(rules=settings.rules)
     first = new_seed() if options.seed is None else options.seed
     # so that each text can be generated again by itself
     seeds = [(first + copy) % 2**32 for copy in range(count)] * (len(texts) // count)

@@ -164,7 +164,10 @@ def settle_beams(
     from trainkit.infer.settings import generation, settle_search
 
     typed = options.settings() | ({} if length_penalty is None else {"length_penalty": length_penalty})
-    settings, search = settle_search(typed, generation(trained.directories), beams=beams, max_tokens=max_tokens)
+    config = generation(trained.directories)
+    if config is not None and trained.spec.kind == "encoder-decoder":
+        config = config.of_searcher()
+    settings, search = settle_search(typed, config, beams=beams, max_tokens=max_tokens)
     return _noted(settings), search
 
 

@@ -13,6 +13,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub.tokenizer import GENERATION, IDS_ONLY
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.sampling import Sampling
+from trainkit.infer.target_rules import NO_RULES, TargetRules
 
 #: Their key → ours, the type of its number, and the values that switch it off.
 _KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
@@ -44,6 +45,12 @@ _SEARCH: Mapping[str, tuple[tuple[type, ...], Any]] = {
 _OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}
 
 
+#: Rules for the tokens of targets.
+_RULES = frozenset(
+    {"forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens"}
+)
+
+
 @dataclass(frozen=True)
 class Generation:
     """The contents of a generation_config.json."""
@@ -57,13 +64,24 @@ class Generation:
     """Whether it says nothing of `do_sample`."""
     unknown: tuple[str, ...]
     """What it asks for and is not done, each as `key = value`."""
+    rules: TargetRules
+    """Which tokens a target must or must not have."""
     search: Mapping[str, Any]
     """What it says of a search with beams, by its names."""
+    applied: tuple[str, ...] = ()
+    """What it says of rules, where these are applied."""
 
     def of_searcher(self) -> Generation:
         """Return the same for a model that can search with beams, but only where a person asks for it."""
-        unknown = (f"{one} (without --beams)" if one.startswith("num_beams ") else one for one in self.unknown)
-        return replace(self, unknown=tuple(unknown))
+        applied = tuple(one for one in self.unknown if one.partition(" ")[0] in _RULES and one[-1].isdigit())
+        rest = (one for one in self.unknown if one not in applied)
+        unknown = (f"{one} (without --beams)" if one.startswith("num_beams ") else one for one in rest)
+        return replace(self, unknown=tuple(unknown), applied=applied)
+
+    @property
+    def applied_rules(self) -> TargetRules:
+        """The rules, where a model that writes targets applies them."""
+        return self.rules if self.applied else NO_RULES
 
 
 def generation(directories: Iterable[Path]) -> Generation | None:
@@ -94,7 +112,19 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     asked = {key: value for key, value in others.items() if value or (key.endswith("token_id") and value == 0)}
     unknown = [f"{key} = {json.dumps(value)}" for key, value in asked.items() if value != _OFF.get(key)]
     search = {key: config[key] for key in _SEARCH if key in config}
-    return Generation(path, values, not sampled, sampled is None, tuple(unknown), search)
+    return Generation(path, values, not sampled, sampled is None, tuple(unknown), _rules(config), search)
+
+
+def _rules(config: Mapping[str, Any]) -> TargetRules:
+    """Return the rules of a config, as far as its values are whole numbers."""
+    said = {key: config[key] for key in _RULES if type(config.get(key)) is int}
+    return TargetRules(
+        first=said.get("forced_bos_token_id"),
+        last=said.get("forced_eos_token_id"),
+        no_repeat=max(0, said.get("no_repeat_ngram_size", 0)),
+        # the token before the target counts in min_length
+        least=max(0, said.get("min_length", 0) - 1, said.get("min_new_tokens", 0)),
+    )
 
 
 #: Defaults.
@@ -112,6 +142,8 @@ class GenerationSettings:
     max_tokens: int
     notes: tuple[str, ...]
     """A line on what was taken from the model's generation config, and one on what of it is not supported."""
+    rules: TargetRules = NO_RULES
+    """For the tokens of targets."""
 
 
 def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: int) -> GenerationSettings:
@@ -138,10 +170,11 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
     news = [f"{name.replace('_', '-')} {value}" for name, value in theirs.items() if value != ours[name]]
     if greedy and config.silent:
         news[0] += " (it has no do_sample)"
+    news += config.applied
     notes = [f"as {config.path} says: {', '.join(news)}"] if news else []
     if config.unknown:
         notes.append(f"{config.path} asks for what is not done here: {', '.join(config.unknown)}")
-    return _settings({**ours, **theirs, **typed}, tuple(notes))
+    return _settings({**ours, **theirs, **typed}, tuple(notes), config.applied_rules)
 
 
 def settle_search(
@@ -164,6 +197,7 @@ def settle_search(
         fits = {key: type(said[key]) in kinds for key, (kinds, _) in _SEARCH.items() if key in said}
         theirs = {key: said[key] for key in ours if key in said and key not in typed and fits.get(key, True)}
         news = [f"{key.replace('_', '-')} {value}" for key, value in theirs.items() if value != ours[key]]
+        news += config.applied
         notes += [f"as {config.path} says: {', '.join(news)}"] if news else []
         # the number of beams is typed; settings that change the choice of a token are not supported with beams
         undone: dict[str, Any] = {} if config.greedy else {"do_sample": True}
@@ -173,11 +207,15 @@ def settle_search(
         unknown += [f"{key} = {json.dumps(value)}" for key, value in undone.items()]
         notes += [f"{config.path} asks for what is not done here: {', '.join(unknown)}"] if unknown else []
     values = {**ours, **theirs, **typed}
-    settings = _settings({**vars(OURS), "temperature": 0.0, "max_tokens": values["max_tokens"]}, tuple(notes))
-    return settings, BeamSearch(beams, values["length_penalty"], values["early_stopping"])
+    rules = NO_RULES if config is None else config.applied_rules
+    settings = _settings({**vars(OURS), "temperature": 0.0, "max_tokens": values["max_tokens"]}, tuple(notes), rules)
+    return settings, BeamSearch(beams, values["length_penalty"], values["early_stopping"], rules)
 
 
-def _settings(values: Mapping[str, Any], notes: tuple[str, ...] = ()) -> GenerationSettings:
+def _settings(
+    values: Mapping[str, Any], notes: tuple[str, ...] = (), rules: TargetRules = NO_RULES
+) -> GenerationSettings:
     if values["max_tokens"] < 1:
         raise TrainkitError(f"max_tokens must be at least 1, found {values['max_tokens']}")
-    return GenerationSettings(Sampling(**{name: values[name] for name in _SAMPLING}), values["max_tokens"], notes)
+    sampling = Sampling(**{name: values[name] for name in _SAMPLING})
+    return GenerationSettings(sampling, values["max_tokens"], notes, rules)
