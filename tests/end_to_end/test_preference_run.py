@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trainer
+from reference import Reference as TorchReference
 from trainer import WORDS, Trainer, arrays, evaluations, losses, trainkit
 
 from trainkit.data.batches.dataset import TrainSet
@@ -145,6 +146,23 @@ def test_the_cached_reference_is_what_the_initial_model_says(
         batch = data.batch(step)
         direct = built.task.reference(model, {name: jnp.asarray(array) for name, array in batch.items()})["reference"]
         np.testing.assert_allclose(kept[batch["example"]], direct, rtol=1e-5, atol=1e-4)
+
+
+def test_an_exported_model_that_learned_preferences_answers_the_same_in_transformers(
+    uninterrupted: Path, reference: TorchReference
+) -> None:
+    place, tokens = uninterrupted.parent.parent, 6
+    done = trainkit(place, "export", "tiny", "out")
+    assert done.returncode == 0, done.stderr
+    prompts = ["the cat", "rain fell on roads", "one"]
+    theirs = reference.answer(place / "out", prompts, tokens=tokens)["answers"]
+    done = trainkit(place, "generate", "tiny", *prompts, "--temperature", "0", "--max-tokens", str(tokens), "--json")
+    assert done.returncode == 0, done.stderr
+    ours = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(answer["text"], answer["tokens"]) for answer in ours] == [
+        (answer["text"], len(answer["ids"])) for answer in theirs
+    ]
+    assert all("yes" in answer["text"] and "no" not in answer["text"] for answer in theirs)
 
 
 def test_eval_computes_the_reference_of_what_it_evaluates(place: Path, uninterrupted: Path, tmp_path: Path) -> None:
