@@ -88,7 +88,7 @@ def train(recipe: Recipe, directory: Path, *, short: bool) -> Path:
 
 
 def result(recipe: Recipe, run: Path) -> float:
-    """Return what a run reached. Raises CalledProcessError, and KeyError where no evaluation has the metric."""
+    """Return what a run reached. Raises CalledProcessError, and LookupError where no evaluation has the metric."""
     if recipe.metric.startswith("validation/test/"):
         best = "/best" if (run / "checkpoints" / "best.json").exists() else ""
         command = [sys.executable, "-m", "trainkit", "eval", f"{run}{best}", "--split", "test", "--json"]
@@ -157,7 +157,7 @@ def main() -> int:
             except subprocess.CalledProcessError as error:
                 wrong.append(f"{recipe.path.stem}: exit code {error.returncode}: {error.stderr or ''}")
                 continue
-            except KeyError:
+            except LookupError:
                 wrong.append(f"{recipe.path.stem}: no evaluation has {recipe.metric}")
                 continue
             if options.short:
