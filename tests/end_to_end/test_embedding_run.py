@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from data_room import write_rows
+from paired import recipe_text
 from reference import Reference
 from test_classification_run import SIZES, VOCAB, tokenizer
-from trainer import WORDS, losses, trainkit
+from trainer import WORDS, evaluations, losses, run_of, trainkit
 
 from trainkit import models
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
 from trainkit.plan.split import check_split
@@ -28,49 +30,36 @@ from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.toml.load import load
 from trainkit.tasks.embedding import pooled
 
-RECIPE = """
-schema = 1
-[run]
-name = "tiny"
-[model]
-pretrained = "base"
-[task]
-type = "embedding"
-dimensions = [32, 8]
-[data]
-sequence_length = 16
-held_out = 0.2
-encoding = { type = "pad" }
-[[data.train]]
-path = "pairs.jsonl"
-document = { type = "positive-pair" }
-[train]
-steps = 30
-batch_size = 16
-[optimizer]
-learning_rate = 3e-3
-[evaluate]
-every = 15
-[track]
-aim = false
-"""
+
+def recipe(**settings: Any) -> str:
+    return recipe_text(
+        task='type = "embedding"\ndimensions = [32, 8]',
+        document='type = "positive-pair"',
+        steps=30,
+        rate=3e-3,
+        length=16,
+        held_out=0.2,
+        train="batch_size = 16",
+        **settings,
+    )
+
+
+DECODER = recipe(encoding='type = "pad", eos = false')
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A positive has the words of its query in another order."""
     directory, chance = tmp_path_factory.mktemp("embedding"), random.Random(0)
-    with (directory / "pairs.jsonl").open("w") as file:
-        for _ in range(160):
-            words = chance.sample(WORDS, 3)
-            positive = " ".join(chance.sample(words, 3) + chance.choices(WORDS, k=1))
-            file.write(json.dumps({"query": " ".join(words), "positive": positive}) + "\n")
+    queries = [chance.sample(WORDS, 3) for _ in range(160)]
+    rows = [(words, chance.sample(words, 3) + chance.choices(WORDS, k=1)) for words in queries]
+    write_rows(directory / "rows.jsonl", [{"query": " ".join(one), "positive": " ".join(two)} for one, two in rows])
     (directory / "base").mkdir()
     spec = Bert(**SIZES)
     model = models.build(spec, vocab_size=VOCAB, sequence_length=32, implementation="xla", key=jax.random.key(1))
     save(directory / "base", model, spec, dtype="float32", sequence_length=32)
     tokenizer(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1").save(str(directory / "base/tokenizer.json"))
-    (directory / "tiny.toml").write_text(RECIPE)
+    (directory / "tiny.toml").write_text(recipe(model='pretrained = "base"'))
     return directory
 
 
@@ -89,27 +78,19 @@ def vectors(out: Path, ids: list[list[int]], filled: list[int]) -> np.ndarray:
 def test_queries_find_held_out_positives_and_transformers_gives_the_same_vectors(
     place: Path, reference: Reference
 ) -> None:
-    done = trainkit(place, "run", "tiny.toml", "--plain")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = place / "runs" / "tiny"
+    run = run_of(place)
     assert losses(run)[30] < losses(run)[1] / 2
-    found = {e["step"]: e["metrics"] for e in read(run) if e["type"] == "evaluated"}[30]
+    found = evaluations(run)[30]
     assert found["validation/held-out/mrr"] > 0.6
     assert found["validation/held-out/recall_at_1"] <= found["validation/held-out/recall_at_10"]
     done = trainkit(place, "export", "tiny", "out")
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (place / "pairs.jsonl").read_text().splitlines()[:32]]
+    rows = [json.loads(line) for line in (place / "rows.jsonl").read_text().splitlines()[:32]]
     queries, positives = (reference.embed(place / "out", [row[key] for row in rows]) for key in ("query", "positive"))
     one, other = np.array(queries["vectors"]), np.array(positives["vectors"])
     cosines = one @ other.T / np.outer(np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1))
     assert (cosines.argmax(1) == np.arange(32)).mean() > 0.7
     np.testing.assert_allclose(vectors(place / "out", queries["ids"], queries["filled"]), one, rtol=1e-4, atol=1e-5)
-
-
-DECODER = RECIPE.replace(
-    'pretrained = "base"',
-    'type = "gpt2"\nlayers = 1\nhidden = 32\nheads = 2\n[tokenizer]\ntrain = { vocab_size = 300 }',
-).replace('type = "pad"', 'type = "pad", eos = false')
 
 
 def load_text(directory: Path, text: str):
@@ -172,8 +153,7 @@ def test_a_batch_that_is_shown_says_which_text_is_the_query(place: Path, monkeyp
 )
 def test_a_row_that_cannot_be_used_is_told_with_its_place(tmp_path, monkeypatch, row, problem) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.jsonl").write_text(json.dumps({"query": "a", "positive": "b"}) + "\n" + json.dumps(row) + "\n")
-    recipe = load_text(tmp_path, DECODER.replace("pairs.jsonl", "bad.jsonl"))
+    write_rows(tmp_path / "rows.jsonl", [{"query": "a", "positive": "b"}, row])
     with pytest.raises(TrainkitError, match=problem) as told:
-        caches.build(recipe)
-    assert "bad.jsonl:2" in str(told.value.where)
+        caches.build(load_text(tmp_path, DECODER))
+    assert "rows.jsonl:2" in str(told.value.where)

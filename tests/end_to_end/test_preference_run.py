@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trainer
+from data_room import write_rows
+from paired import answer_pairs, recipe_text
 from reference import Reference as TorchReference
-from trainer import WORDS, Trainer, arrays, evaluations, losses, trainkit
+from trainer import Trainer, arrays, evaluations, losses, run_of, trainkit
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
@@ -28,69 +29,28 @@ from trainkit.rundir.directory import recipe_of
 from trainkit.train.build import build, new_state
 from trainkit.train.reference import Reference
 
-RECIPE = """
-schema = 1
-[run]
-name = "tiny"
-[model]
-type = "gpt2"
-layers = 1
-hidden = 32
-heads = 2
-[tokenizer]
-train = { vocab_size = 300 }
-[task]
-type = "preference"
-beta = 0.2
-[data]
-sequence_length = 32
-held_out = 0.15
-encoding = { type = "pad" }
-[[data.train]]
-path = "pairs.jsonl"
-document = { type = "preference", chosen = " {chosen}", rejected = " {rejected}" }
-[train]
-steps = 12
-batch_size = 8
-micro_batch_size = 4
-[optimizer]
-learning_rate = 1e-3
-[checkpoint]
-keep_every = 4
-[evaluate]
-every = 6
-[track]
-aim = false
-"""
+RECIPE = recipe_text(
+    task='type = "preference"\nbeta = 0.2',
+    document='type = "preference", chosen = " {chosen}", rejected = " {rejected}"',
+    steps=12,
+    rate=1e-3,
+    train="batch_size = 8\nmicro_batch_size = 4",
+    more="[checkpoint]\nkeep_every = 4",
+)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Answers that say yes are preferred to those that say no."""
-    directory, chance = tmp_path_factory.mktemp("preferences"), random.Random(0)
-    with (directory / "pairs.jsonl").open("w") as file:
-        for _ in range(62):
-            answers = {
-                name: " ".join([word] * chance.randrange(1, 6))
-                for name, word in (("chosen", "yes"), ("rejected", "no"))
-            }
-            file.write(
-                json.dumps({"prompt": " ".join(chance.choices(WORDS, k=chance.randrange(1, 6))), **answers}) + "\n"
-            )
+    directory = tmp_path_factory.mktemp("preferences")
+    write_rows(directory / "rows.jsonl", answer_pairs(62))
     (directory / "tiny.toml").write_text(RECIPE)
     return directory
 
 
 def copied(place: Path, to: Path, change: tuple[str, str] = ("", "")) -> Path:
-    shutil.copy(place / "pairs.jsonl", to)
+    shutil.copy(place / "rows.jsonl", to)
     (to / "tiny.toml").write_text(RECIPE.replace(*change) if change[0] else RECIPE)
     return to
-
-
-def run_of(place: Path, *arguments: str, devices: int = 1) -> Path:
-    done = trainkit(place, "run", "tiny.toml", "--plain", *arguments, devices=devices)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place / "runs" / "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +139,7 @@ def test_eval_computes_the_reference_of_what_it_evaluates(place: Path, uninterru
     (computed,) = references(tmp_path)
     assert computed in references(place), "the columns are those of training"
     assert found == pytest.approx({name: value for name, value in evaluations(run)[12].items()}, abs=1e-6)
-    shutil.copy(tmp_path / "pairs.jsonl", tmp_path / "other.jsonl")
+    shutil.copy(tmp_path / "rows.jsonl", tmp_path / "other.jsonl")
     assert evaluate("tiny/4", "--data", "other.jsonl")["other"]["validation/other/reward_accuracy"] > 0.5
 
 
@@ -245,8 +205,8 @@ def test_beside_an_adapter_the_reference_is_the_base_alone(place: Path, tmp_path
 def test_conversations_that_a_template_writes_as_the_same_text_train_the_same_model(
     place: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    pairs = [json.loads(line) for line in (place / "pairs.jsonl").read_text().splitlines()]
-    with (tmp_path / "pairs.jsonl").open("w") as file:
+    pairs = [json.loads(line) for line in (place / "rows.jsonl").read_text().splitlines()]
+    with (tmp_path / "rows.jsonl").open("w") as file:
         for pair in pairs:
             asked = {"role": "user", "content": pair["prompt"]}
             chats = {k: [asked, {"role": "assistant", "content": pair[k]}] for k in ("chosen", "rejected")}

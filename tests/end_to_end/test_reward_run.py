@@ -3,53 +3,28 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from data_room import write_rows
+from paired import answer_pairs, recipe_text
 from reference import Reference
-from trainer import WORDS, losses, trainkit
+from trainer import evaluations, losses, run_of, trainkit
 
 from trainkit import models
-from trainkit.events.log import read
 from trainkit.hub.load import load_params, read_spec
 
-RECIPE = """
-schema = 1
-[run]
-name = "tiny"
-[model]
-type = "gpt2"
-layers = 1
-hidden = 32
-heads = 2
-[tokenizer]
-train = { vocab_size = 300 }
-[task]
-type = "reward"
-centring = 0.01
-[data]
-sequence_length = 32
-held_out = 0.15
-encoding = { type = "pad", eos = false }
-[[data.train]]
-path = "pairs.jsonl"
-document = { type = "preference", chosen = " {chosen}", rejected = " {rejected}" }
-[train]
-steps = 20
-batch_size = 8
-[optimizer]
-learning_rate = 3e-3
-[evaluate]
-every = 10
-[checkpoint]
-best = { metric = "validation/held-out/accuracy", mode = "max" }
-[track]
-aim = false
-"""
+RECIPE = recipe_text(
+    task='type = "reward"\ncentring = 0.01',
+    document='type = "preference", chosen = " {chosen}", rejected = " {rejected}"',
+    steps=20,
+    rate=3e-3,
+    encoding='type = "pad", eos = false',
+    more='[checkpoint]\nbest = { metric = "validation/held-out/accuracy", mode = "max" }',
+)
 
 
 def scored(out: Path, rows: list[list[int]]) -> np.ndarray:
@@ -70,22 +45,12 @@ def scored(out: Path, rows: list[list[int]]) -> np.ndarray:
 def test_an_exported_reward_model_ranks_answers_in_transformers_with_the_same_scores(
     tmp_path: Path, reference: Reference
 ) -> None:
-    chance = random.Random(0)
-    pairs = [
-        {
-            "prompt": " ".join(chance.choices(WORDS, k=chance.randrange(1, 6))),
-            "chosen": " ".join(["yes"] * chance.randrange(1, 6)),
-            "rejected": " ".join(["no"] * chance.randrange(1, 6)),
-        }
-        for _ in range(62)
-    ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    pairs = list(answer_pairs(62))
+    write_rows(tmp_path / "rows.jsonl", pairs)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    done = trainkit(tmp_path, "run", "tiny.toml", "--plain")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "runs" / "tiny"
+    run = run_of(tmp_path)
     assert losses(run)[20] < 0.3 < losses(run)[1]
-    last = {e["step"]: e["metrics"] for e in read(run) if e["type"] == "evaluated"}[20]
+    last = evaluations(run)[20]
     apart = last["validation/held-out/chosen_score"] - last["validation/held-out/rejected_score"]
     assert last["validation/held-out/accuracy"] == 1
     assert abs(last["validation/held-out/margin"] - apart) < 1e-4

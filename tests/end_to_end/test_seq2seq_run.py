@@ -13,7 +13,7 @@ import pytest
 from reference import Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
-from trainer import Trainer, arrays, losses, trainkit
+from trainer import Trainer, arrays, losses, run_of, trainkit
 
 from trainkit.events.log import read
 
@@ -89,9 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(place: Path) -> Path:
-    done = trainkit(place, "run", "tiny.toml", "--plain")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place / "runs" / "tiny"
+    return run_of(place)
 
 
 def evaluations(run: Path) -> dict[int, dict[str, float]]:

@@ -10,7 +10,7 @@ import likeness
 import numpy as np
 import pytest
 from pyarrow import parquet
-from trainer import WORDS, arrays, evaluations, inputs_copied, killed_and_resumed, losses, trainkit
+from trainer import WORDS, arrays, evaluations, inputs_copied, killed_and_resumed, losses, run_of, trainkit
 
 CLASSES = ("other", "animal", "place")
 WORD_CLASSES = {"cat": 1, "dog": 1, "mat": 2, "near": 2}
@@ -66,9 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(place: Path) -> Path:
-    done = trainkit(place, "run", "tiny.toml", "--plain")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place / "runs" / "tiny"
+    return run_of(place)
 
 
 def test_words_of_held_out_texts_get_their_tags(uninterrupted: Path) -> None:

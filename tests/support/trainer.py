@@ -116,6 +116,13 @@ def trainkit(
     )
 
 
+def run_of(directory: Path, *arguments: str, devices: int = 1) -> Path:
+    """Return the run of `directory`/tiny.toml, which is trained to its end."""
+    done = trainkit(directory, "run", "tiny.toml", "--plain", *arguments, devices=devices)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory / "runs" / "tiny"
+
+
 class Trainer:
     """A trainer that can be watched through its log and killed. Always killed in the end.
 

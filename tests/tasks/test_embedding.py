@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paired import padded, sums
 from test_preference_losses import LENGTH, SPEC, VOCAB
 from test_reward import batch_of, pairs
 
 from trainkit import models
-from trainkit.parallel import mesh
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.tasks import build
 from trainkit.tasks.embedding import pooled
@@ -94,20 +94,7 @@ def test_pooling_leaves_padding_out() -> None:
 def test_rows_of_padding_and_eight_devices_find_the_same_negatives() -> None:
     task, batch, model = build(Embedding(type="embedding", symmetric=True)), batch_of(examples("negatives")), fresh()
 
-    def sums(rows, data=1):
-        on = mesh.make_mesh(data=data, fsdp=1)
-        with jax.set_mesh(on):
-            lying = {name: jax.device_put(a[None], mesh.batch_sharding(on)) for name, a in rows.items()}
-
-            def total(model):
-                found = task.loss(model, {name: a[0] for name, a in lying.items()})
-                return found.sum, found
-
-            (_, found), slopes = eqx.filter_jit(eqx.filter_value_and_grad(total, has_aux=True))(model)
-            return jax.device_get((found, slopes))
-
-    whole = sums(batch)
-    padded = {name: jnp.concatenate([a, jnp.zeros((2, *a.shape[1:]), a.dtype)]) for name, a in batch.items()}
-    for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(sums(padded, data=8)), strict=True):
+    whole, other = sums(task, model, batch), sums(task, model, padded(batch), devices=8)
+    for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=max(2e-5, 1e-6 * np.abs(one).max()))
     assert whole[0].weight == 6 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(whole))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
-from trainer import WORDS, Trainer, arrays, trainkit, workplace
+from trainer import WORDS, Trainer, arrays, run_of, trainkit, workplace
 
 from trainkit import models
 from trainkit.data.batches.dataset import TrainSet
@@ -104,9 +104,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(place: Path) -> Path:
-    done = trainkit(place, "run", "tiny.toml", "--plain")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place / "runs" / "tiny"
+    return run_of(place)
 
 
 def metrics(run: Path, kind: str) -> list[tuple[int, dict[str, float]]]:

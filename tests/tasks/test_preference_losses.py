@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +9,13 @@ import pytest
 from fixed_configs import FIXED
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paired import halves, mean_and_gradient, padded, sums
 from parity import GRADIENT, _as_tensors, _read
 from reference import Reference, reference  # noqa: F401 (a fixture)
 
 from trainkit import models
 from trainkit.models.loss import blocked_cross_entropy
 from trainkit.models.sequence_loss import sequence_log_likelihoods
-from trainkit.parallel import mesh
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.sections.preference_tasks import Preference
 from trainkit.tasks import build as build_task
@@ -81,11 +80,7 @@ def test_loss_and_gradient_are_those_of_trl(loss, reference: Reference, tmp_path
     expected = reference.prefer(tmp_path, settings={"loss": loss, **LOSSES[loss]}, **asked)
     model, batch, preference = _read(tmp_path), batch_of(made), task(loss)
 
-    def mean(model):
-        found = preference.loss(model, batch)
-        return found.sum / found.weight
-
-    value, gradients = eqx.filter_jit(eqx.filter_value_and_grad(mean))(model)
+    value, _, gradients = mean_and_gradient(preference, model, batch)
     assert abs(value - expected["losses"].mean()) <= EXACT * np.abs(expected["losses"]).max()
     theirs = {name: numbers for name, numbers in expected.items() if name.startswith(GRADIENT)}
     ours = _as_tensors(tmp_path, model, gradients)
@@ -174,25 +169,9 @@ def test_parts_of_a_batch_rows_of_padding_and_eight_devices_add_up_to_the_whole(
     preference, model = task(loss), fresh()
     batch = batch_of(pairs(count=6))
 
-    def sums(rows, data=1):
-        on = mesh.make_mesh(data=data, fsdp=1)
-        with jax.set_mesh(on):
-            lying = {n: jax.device_put(a[None], mesh.batch_sharding(on)) for n, a in rows.items()}
-            run = eqx.filter_jit(
-                eqx.filter_value_and_grad(
-                    lambda model: (lambda found: (found.sum, found))(
-                        preference.loss(model, {n: a[0] for n, a in lying.items()})
-                    ),
-                    has_aux=True,
-                )
-            )
-            (_, found), slopes = run(model)
-        return jax.device_get((found, slopes))
-
-    whole, padding = sums(batch), {n: jnp.zeros((2, *a.shape[1:]), a.dtype) for n, a in batch.items()}
-    padded = {n: jnp.concatenate([a, padding[n]]) for n, a in batch.items()}
-    halves = [sums({n: a[start : start + 3] for n, a in batch.items()}) for start in (0, 3)]
-    for other in (sums(padded, data=8), jax.tree.map(lambda *each: sum(each), *halves)):
+    whole = sums(preference, model, batch)
+    parts = (sums(preference, model, half) for half in halves(batch))
+    for other in (sums(preference, model, padded(batch), devices=8), jax.tree.map(lambda *each: sum(each), *parts)):
         for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
     assert whole[0].weight == 6 and 0 <= values_of(whole[0].metrics)["reward_accuracy"] <= 1

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fixed_configs import ENCODERS, FIXED
+from paired import halves, mean_and_gradient, padded, sums
 from parity import GRADIENT, _as_tensors, _read
 from reference import Reference
 from test_preference_losses import LENGTH, pairs
 
-from trainkit.parallel import mesh
 from trainkit.recipe.sections.preference_tasks import Reward
 from trainkit.tasks import build
 from trainkit.tasks.statistics import values_of
@@ -42,11 +42,7 @@ def test_loss_gradient_and_metrics_are_those_of_trl(name: str, reference: Refere
     model, batch = _read(tmp_path), batch_of(made)
     batch |= {"labels": jnp.asarray(margins)} if margins else {}
 
-    def mean(model):
-        found = task.loss(model, batch)
-        return found.sum / found.weight, found.metrics
-
-    (value, metrics), gradients = eqx.filter_jit(eqx.filter_value_and_grad(mean, has_aux=True))(model)
+    value, metrics, gradients = mean_and_gradient(task, model, batch)
     assert abs(value - expected["loss"]) <= EXACT * expected["loss"]
     measured = values_of(metrics)
     for side, scores in zip(("chosen", "rejected"), expected["scores"].T, strict=True):
@@ -77,17 +73,9 @@ def test_parts_of_a_batch_rows_of_padding_and_eight_devices_add_up_to_the_whole(
     batch["labels"] = jnp.linspace(0, 1, 6)
     model = FirstToken(jnp.asarray(np.random.default_rng(0).normal(size=64), jnp.float32))
 
-    def sums(rows, data=1):
-        on = mesh.make_mesh(data=data, fsdp=1)
-        with jax.set_mesh(on):
-            lying = {name: jax.device_put(a[None], mesh.batch_sharding(on)) for name, a in rows.items()}
-            run = eqx.filter_jit(lambda model, lying: task.loss(model, {name: a[0] for name, a in lying.items()}))
-            return jax.device_get(run(model, lying))
-
-    whole = sums(batch)
-    padded = {name: jnp.concatenate([a, jnp.zeros((2, *a.shape[1:]), a.dtype)]) for name, a in batch.items()}
-    padded["labels"] = padded["labels"].at[6:].set(jnp.nan)
-    halves = [sums({name: a[start : start + 3] for name, a in batch.items()}) for start in (0, 3)]
-    for other in (sums(padded, data=8), jax.tree.map(lambda *each: sum(each), *halves)):
+    whole, rows = sums(task, model, batch), padded(batch)
+    rows["labels"] = rows["labels"].at[6:].set(jnp.nan)
+    parts = (sums(task, model, half) for half in halves(batch))
+    for other in (sums(task, model, rows, devices=8), jax.tree.map(lambda *each: sum(each), *parts)):
         jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6), whole, other)
-    assert whole.weight == 6
+    assert whole[0].weight == 6
