@@ -281,15 +281,15 @@ ROWS: dict[str, Callable[[str], Rows]] = {
 
 def files(split: str, package: str = "") -> list[Path]:
     """Return the Python files of the standard library, or of one package, that a split consists of."""
-    return [path for number, path in enumerate(mixed_files(package)) if split_of(number) == split]
+    found = [path for number, path in enumerate(mixed_files(package)) if split_of(number) == split]
+    return [path for path in found if "encodings" not in path.parts]  # these files repeat each other
 
 
 @cache
 def mixed_files(package: str) -> list[Path]:
     """Return the files of all splits in the order of a hash of their names, which mixes packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    without = {"site-packages", "test", "tests", "encodings"}  # the files of encodings repeat each other
-    found = [path for path in (root / package).rglob("*.py") if not without & {*path.relative_to(root).parts}]
+    found = [path for path in (root / package).rglob("*.py") if not {"site-packages", "test", "tests"} & {*path.parts}]
     return sorted(found, key=lambda path: (zlib.crc32(path.relative_to(root).as_posix().encode()), path))
 
 
