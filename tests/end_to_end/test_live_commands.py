@@ -14,7 +14,8 @@ from trainer import RECIPE, Trainer, arrays, copied, losses, trainkit, workplace
 from trainkit.events.commands import Command, IssuedCommand, issued_commands, send
 from trainkit.events.log import EventLog, read
 from trainkit.events.plain_log import PlainLog
-from trainkit.recipe.sections.schedule import NEVER, Cosine
+from trainkit.recipe.sections.schedule import Cosine
+from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.run.prepare import commands_to_repeat
 from trainkit.run.start import Start
 from trainkit.train.control import LiveSchedule

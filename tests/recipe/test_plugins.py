@@ -18,7 +18,7 @@ from trainkit.cli.schema import schema
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.schedule import NEVER
+from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
 from trainkit.recipe.toml.values import dumps
 from trainkit.rundir import recipes
@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
-from trainkit.recipe.sections.schedule import ScheduleSpec
+from trainkit.recipe.sections.schedule_spec import ScheduleSpec
 from trainkit.recipe.spec import Count
 
 

@@ -19,7 +19,7 @@ from trainkit.run import setup
 
 PLUGIN = """
 from typing import Literal
-from trainkit.recipe.sections.schedule import ScheduleSpec
+from trainkit.recipe.sections.schedule_spec import ScheduleSpec
 
 class Own(ScheduleSpec):
     type: Literal["own"]

@@ -162,6 +162,11 @@ class Reference:
         self._ask(do="descend", directory=str(directory), optimizers=optimizers)
         return dict(np.load(directory / "descended.npz"))
 
+    def schedules(self, schedules: dict[str, Any], *, steps: int) -> dict[str, list[float]]:
+        """Return the rates of torch's and transformers' schedules: see `torch_optimizers.schedule`."""
+        rates: dict[str, list[float]] = self._ask(do="schedule", schedules=schedules, steps=steps)["rates"]
+        return rates
+
     def has(self, package: str) -> bool:
         """Whether the reference's Python has a package."""
         return bool(self._ask(do="has", package=package)["found"])

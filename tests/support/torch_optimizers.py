@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 
 def descend(request: dict[str, Any]) -> dict[str, Any]:
@@ -29,3 +30,24 @@ def descend(request: dict[str, Any]) -> dict[str, Any]:
         found |= {f"{label}/{name}": param.numpy() for name, param in params.items()}
     np.savez(directory / "descended.npz", **found)
     return {}
+
+
+def schedule(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the rates of `steps` steps with a peak of 1, for each of `schedules`: a name with its options.
+
+    A name is a class in torch.optim.lr_scheduler or, in lower case, a type of transformers.get_scheduler.
+    """
+    found = {}
+    for label, (kind, options) in request["schedules"].items():
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        if kind.islower():
+            scheduler = transformers.get_scheduler(kind, optimizer, **options)
+        else:
+            scheduler = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
+        rates = []
+        for _ in range(request["steps"]):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        found[label] = rates
+    return {"rates": found}

@@ -594,6 +594,7 @@ def main() -> None:
         "smoothed": smoothed,
         "embed": embed,
         "descend": torch_optimizers.descend,
+        "schedule": torch_optimizers.schedule,
         "write": torch_seq2seq.write,
         "learn": functools.partial(torch_seq2seq.learn, gradients=gradients),
         "make_answerer": functools.partial(torch_answers.make_answerer, prepared=prepared, gradients=gradients),

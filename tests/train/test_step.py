@@ -18,7 +18,8 @@ from trainkit.events.commands import Command
 from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated_sharding, state_shardings
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.spec import Group
-from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Wsd
+from trainkit.recipe.sections.schedule import Constant, Cosine, LinearDecay, Wsd
+from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.train.control import LiveSchedule
 from trainkit.train.state import Live, init, initial_live
 

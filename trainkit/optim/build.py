@@ -15,7 +15,7 @@ from trainkit.optim.decay import decayed
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
 from trainkit.recipe.optimizers.wrappers import Around, WrapperSpec
 from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
+from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of, import_named
 
 

@@ -13,7 +13,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import last_attempt, of_kinds
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.schedule import NEVER
+from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
 from trainkit.run.start import Start

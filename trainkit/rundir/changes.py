@@ -17,7 +17,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.adapter import trained_shapes
 from trainkit.recipe.sections.data import is_padded
-from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
+from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
 from trainkit.recipe.toml.positions import dotted
 from trainkit.recipe.toml.values import Difference, differences, flat
 

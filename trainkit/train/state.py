@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.adapters import trainable
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.sections.schedule import NEVER
+from trainkit.recipe.sections.schedule_spec import NEVER
 
 #: The loss scale of the first step, for the mean loss of a micro-batch.
 INITIAL_SCALE = 2.0**16

@@ -33,7 +33,8 @@ from trainkit.recipe.sections.metric import Metric
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
-from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
+from trainkit.recipe.sections.schedule import Schedule
+from trainkit.recipe.sections.schedule_spec import ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task
 from trainkit.recipe.sections.task_spec import TaskSpec

@@ -1,0 +1,96 @@
+"""What every schedule has, and what the rest of trainkit asks of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.spec import Fraction, Spec
+
+Span = Annotated[int, Field(ge=0)] | Fraction
+"""An integer is steps, a float a fraction of the run."""
+
+#: The start of a decay that nobody has requested: later than any step.
+NEVER = 2**31 - 1
+
+
+class ScheduleSpec(Spec):
+    """What every schedule has, and what the rest of trainkit asks of it: a linear warm-up, then a shape of its own, and
+    a cool-down if asked.
+
+    The formulas take an array namespace, `xp`: jax.numpy in training, numpy where only a number is needed.
+    """
+
+    type: str
+    warmup: Span = 0.02
+    """Length of the linear rise from 0: an integer is steps, a float a fraction of the run."""
+    cooldown: Span = 0
+    """Length of a last phase in which the rate falls in a straight line to 0, whatever the shape: an integer is steps,
+    a float a fraction of the run."""
+
+    @model_validator(mode="after")
+    def _warmup_and_cooldown_fit(self) -> ScheduleSpec:
+        both = (self.warmup, self.cooldown)
+        if all(isinstance(span, float) for span in both) and sum(both) > 1:
+            raise ValueError(
+                f"warmup = {self.warmup} and cooldown = {self.cooldown} together are more than the whole run"
+            )
+        return self
+
+    def warmup_steps(self, steps: int) -> int:
+        """Return the steps of the warm-up in a run of `steps`."""
+        return min(counted(self.warmup, steps), steps)
+
+    def last_step(self, steps: int, *, decay_start: int) -> int:
+        """Return the last step of a run of `steps` whose decay was requested to begin after `decay_start` steps."""
+        return steps
+
+    def decay_start(self, steps: int, *, ordered: int) -> int | None:
+        """Return how many updates precede the decay; None if a decay cannot be requested.
+
+        Args:
+            ordered: where the decay was requested to begin; `NEVER` if it was not.
+        """
+        return None
+
+    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        """Return the learning rate of the update after `step` others, in a run of `steps`.
+
+        The first update has 1/warmup of the peak, not 0; the last one is as near to the end value as the shape allows.
+
+        Args:
+            step: updates done, from 0: a number or an array.
+            peak: the learning rate at the end of the warm-up.
+            decay_start: where the decay was ordered to begin; `NEVER` if it was not.
+            xp: the array namespace, numpy or jax.numpy.
+        """
+        warmup = self.warmup_steps(steps)
+        after = self.rate_after_warmup(step, peak=peak, steps=steps, decay_start=decay_start, xp=xp)
+        if warmup:
+            first, rising = peak / warmup, max(warmup - 1, 1)
+            left = 1 - xp.clip(step, 0, rising) / rising
+            after = xp.where(step < warmup, (first - peak) * left + peak, after)
+        if cooldown := counted(self.cooldown, steps):
+            after = after * xp.clip((steps - step) / cooldown, 0.0, 1.0)
+        return after
+
+    @abstractmethod
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        """Return the result of `rate`, which calls this, for steps after the warm-up.
+
+        It is also evaluated at earlier steps, where its value has no effect but must be finite.
+        """
+
+    def after_warmup(self, step: Any, steps: int, xp: Any) -> tuple[Any, int]:
+        """Return (updates since the warm-up, updates after the warm-up in a run of `steps`); the first never exceeds
+        the second."""
+        warmup = self.warmup_steps(steps)
+        rest = max(steps - warmup, 1)
+        return xp.clip(step - warmup, 0, rest), rest
+
+
+def counted(span: int | float, steps: int) -> int:
+    """Return the steps of a span in a run of `steps`."""
+    return span if isinstance(span, int) else round(span * steps)
