@@ -15,10 +15,10 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule import SCHEDULES, Cosine, LinearDecay
 from trainkit.recipe.sections.schedule_shapes import (
     Chain,
+    ChainPart,
     Exponential,
     InverseSqrt,
     OneCycle,
-    Part,
     PiecewiseLinear,
     Polynomial,
     Power,
@@ -97,7 +97,9 @@ def test_lines_go_through_their_points() -> None:
 
 def test_a_chain_is_its_parts_one_after_the_other() -> None:
     first, last = Cosine(warmup=5), LinearDecay(type="linear", warmup=10, min_ratio=0.0)
-    chain = Chain(type="chain", parts=(Part(length=0.3, schedule=first), Part(length=1, ratio=0.5, schedule=last)))
+    chain = Chain(
+        type="chain", parts=(ChainPart(length=0.3, schedule=first), ChainPart(length=1, ratio=0.5, schedule=last))
+    )
     np.testing.assert_allclose(rates(chain), [*rates(first, 30), *(0.5 * rates(last, 70))])
 
 
@@ -111,7 +113,9 @@ def test_a_cool_down_ends_any_schedule_in_a_straight_line() -> None:
 def example(kind: type[ScheduleSpec]) -> ScheduleSpec:
     values = {
         "piecewise-linear": {"points": ((0, 0.2), (1.0, 0.1))},
-        "chain": {"parts": (Part(length=0.3, schedule=Cosine()), Part(length=1, schedule=Cosine(restarts=1)))},
+        "chain": {
+            "parts": (ChainPart(length=0.3, schedule=Cosine()), ChainPart(length=1, schedule=Cosine(restarts=1)))
+        },
     }
     return kind(type=type_of(kind), **values.get(type_of(kind), {}))
 
@@ -130,8 +134,8 @@ def test_a_schedule_on_the_device_is_that_on_the_host_and_finite_at_all_steps(ki
     [
         (Cosine, {"warmup": 0.6, "cooldown": 0.5}, "warmup = 0.6 and cooldown = 0.5 together are more"),
         (PiecewiseLinear, {"points": ((0.5, 1.0), (0.2, 0.5))}, "increasing order"),
-        (Chain, {"warmup": 3, "parts": (Part(length=1, schedule=Cosine()),)}, "a chain has none"),
-        (Chain, {"parts": (Part(length=0.7, schedule=Cosine()),) * 2}, "1.4 of the run"),
+        (Chain, {"warmup": 3, "parts": (ChainPart(length=1, schedule=Cosine()),)}, "a chain has none"),
+        (Chain, {"parts": (ChainPart(length=0.7, schedule=Cosine()),) * 2}, "1.4 of the run"),
         (SCHEDULES[3], {"cooldown": 5}, "has its decay in its place"),
     ],
 )
@@ -139,4 +143,4 @@ def test_what_cannot_be_a_schedule_is_refused(kind: type[ScheduleSpec], values: 
     with pytest.raises(ValidationError, match=said):
         kind(type=type_of(kind), **values)
     with pytest.raises(ValidationError, match="cannot be a chain"):
-        Part(length=1, schedule=example(Chain))
+        ChainPart(length=1, schedule=example(Chain))

@@ -201,3 +201,7 @@ class Sophia(WithMoments):
 
     implementation: ClassVar[str] = "trainkit.optim.sophia"
     averages: ClassVar[int] = 2
+
+
+#: Those of this file, for `sections/optimizer.py` to list.
+OPTIMIZERS = (AdamW, Adam, NAdam, NAdamW, Adamax, Adan, AdEMAMix, Adopt, Lamb, Sophia)

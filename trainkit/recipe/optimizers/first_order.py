@@ -168,3 +168,7 @@ class Lion(WithMoments):
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_lion"
     averages: ClassVar[int] = 1
+
+
+#: Those of this file, for `sections/optimizer.py` to list.
+OPTIMIZERS = (Sgd, NormalizedSgd, Lars, RmsProp, Adagrad, Adafactor, Lion)

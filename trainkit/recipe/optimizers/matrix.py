@@ -66,3 +66,7 @@ def is_hidden_matrix(name: str, shape: Shape) -> bool:
     parts = name.split(".")
     outside = any("embedding" in part or "norm" in part or part == "router" for part in parts)
     return own_axes >= 2 and name not in ("output", "output_bias", "classifier.output.weight") and not outside
+
+
+#: Those of this file, for `sections/optimizer.py` to list.
+OPTIMIZERS = (Muon,)

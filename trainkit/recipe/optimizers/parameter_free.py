@@ -98,3 +98,7 @@ class DAdaptAdam(OptimizerSpec):
 
     def state_bytes(self, shape: Shape) -> int:
         return 3 * 4 * math.prod(shape)
+
+
+#: Those of this file, for `sections/optimizer.py` to list.
+OPTIMIZERS = (ScheduleFree, Prodigy, DAdaptAdam)

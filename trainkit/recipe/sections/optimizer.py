@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainkit.recipe.optimizers import spec
-from trainkit.recipe.optimizers.adam import Adam, Adamax, AdamW, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
-from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
-from trainkit.recipe.optimizers.matrix import Muon
-from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy, ScheduleFree
+from trainkit.recipe.optimizers import adam, first_order, matrix, parameter_free, spec
 from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.spec import union_of
 
@@ -16,33 +12,7 @@ from trainkit.recipe.spec import union_of
 __all__ = ["OPTIMIZERS", "Optimizer", "OptimizerSpec", "Shape"]
 
 #: Every optimizer of the recipe language.
-OPTIMIZERS = (
-    # adam.py
-    AdamW,
-    Adam,
-    NAdam,
-    NAdamW,
-    Adamax,
-    Adan,
-    AdEMAMix,
-    Adopt,
-    Lamb,
-    Sophia,
-    # first_order.py
-    Sgd,
-    NormalizedSgd,
-    Lars,
-    RmsProp,
-    Adagrad,
-    Adafactor,
-    Lion,
-    # matrix.py
-    Muon,
-    # parameter_free.py
-    ScheduleFree,
-    Prodigy,
-    DAdaptAdam,
-)
+OPTIMIZERS = (*adam.OPTIMIZERS, *first_order.OPTIMIZERS, *matrix.OPTIMIZERS, *parameter_free.OPTIMIZERS)
 
 if TYPE_CHECKING:
     Optimizer: TypeAlias = OptimizerSpec

@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, assert_nev
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections import schedule_shapes
-from trainkit.recipe.sections.schedule_shapes import (
-    Chain,
-    Exponential,
-    InverseSqrt,
-    OneCycle,
-    PiecewiseLinear,
-    Polynomial,
-    Power,
-)
 from trainkit.recipe.sections.schedule_spec import ScheduleSpec, counted
 from trainkit.recipe.spec import Count, Fraction, union_of
 
@@ -120,20 +111,7 @@ class Wsd(ScheduleSpec):
 
 
 #: Every schedule of the recipe language.
-SCHEDULES = (
-    Cosine,
-    LinearDecay,
-    Constant,
-    Wsd,
-    # schedule_shapes.py
-    Polynomial,
-    Exponential,
-    InverseSqrt,
-    Power,
-    PiecewiseLinear,
-    OneCycle,
-    Chain,
-)
+SCHEDULES = (Cosine, LinearDecay, Constant, Wsd, *schedule_shapes.SCHEDULES)
 
 if TYPE_CHECKING:
     Schedule: TypeAlias = ScheduleSpec

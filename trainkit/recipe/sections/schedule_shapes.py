@@ -127,7 +127,7 @@ class OneCycle(ScheduleSpec):
         return last + (first - last) / 2 * (1 + xp.cos(math.pi * share))
 
 
-class Part(Spec):
+class ChainPart(Spec):
     """A part of a chain of schedules."""
 
     length: Count | Fraction
@@ -138,7 +138,7 @@ class Part(Spec):
     """The schedule of this part, as if it were a run of its own."""
 
     @model_validator(mode="after")
-    def _is_no_chain(self) -> Part:
+    def _is_no_chain(self) -> ChainPart:
         if isinstance(self.schedule, Chain):
             raise ValueError("a part of a chain cannot be a chain: list all parts in one")
         return self
@@ -150,7 +150,7 @@ class Chain(ScheduleSpec):
     type: Literal["chain"]
     warmup: Span = 0
     """Must be 0: each part has its own."""
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    parts: Annotated[tuple[ChainPart, ...], Field(min_length=1)]
     """The schedules in their order: one `[[schedule.parts]]` each."""
 
     @model_validator(mode="after")
@@ -172,3 +172,7 @@ class Chain(ScheduleSpec):
             found = rate if found is None else xp.where(step < begin, found, rate)
             begin += length
         return found
+
+
+#: Those of this file, for `schedule.py` to list.
+SCHEDULES = (Polynomial, Exponential, InverseSqrt, Power, PiecewiseLinear, OneCycle, Chain)
