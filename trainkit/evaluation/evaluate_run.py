@@ -194,6 +194,7 @@ def _evaluate(
                 compute=built.compute,
                 mesh=built.mesh,
                 interrupted=lambda: False,
+                alert=warn,
             ),
         )
         return evaluate(state, info.step)

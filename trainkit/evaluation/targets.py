@@ -16,18 +16,23 @@ from jaxtyping import Array, PyTree
 from trainkit.data.batches.answers import last_answers
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.evaluator import TextReport
 from trainkit.evaluation.results import PredictionTable
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.generate import NOTHING, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.seq2seq import start_of, write_targets
+from trainkit.infer.settings import rules_beside
+from trainkit.infer.target_rules import NO_RULES, TargetRules
 from trainkit.infer.text_format import chat_of, closing, text_format_of, usable_template
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
+from trainkit.plan import divisors
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import import_named
 from trainkit.tasks.text_metrics import TextMetric, build_text_metrics
+from trainkit.train.out_of_memory import can_recover_from
 from trainkit.train.prefetch import HostBatch, whole_to_device
 from trainkit.train.state import State
 
@@ -76,15 +81,21 @@ class TargetWriter:
         *,
         ends: tuple[int, ...],
         stop: Sequence[str],
+        rules: TargetRules = NO_RULES,
         metrics: Sequence[TextMetric],
         compute: jnp.dtype,
         mesh: Mesh,
         interrupted: Callable[[], bool],
+        alert: Callable[[str], None],
     ) -> None:
-        """Write until one of the tokens `ends`, or a text up to one of the strings `stop`."""
+        """Write until one of the tokens `ends`, or a text up to one of the strings `stop`.
+
+        `alert` is called with what a person should know.
+        """
         how = recipe.evaluate.generate
         assert how is not None
-        self._codec, self._metrics, self._interrupted = codec, metrics, interrupted
+        self._codec, self._metrics, self._interrupted, self._alert = codec, metrics, interrupted, alert
+        self._parts = 1
         self._max_items, self._mesh, self._stop = how.max_items, mesh, stop
         self._hidden = {*codec.special_tokens.values(), *ends} - {codec.unknown}
         continues = recipe.model.kind != "encoder-decoder"
@@ -93,7 +104,7 @@ class TargetWriter:
         #: Positions that a prompt and its answer share.
         self._context = context if continues else None
         new_tokens = how.max_tokens if context is None else min(how.max_tokens, context - 1)
-        search = BeamSearch(how.beams, how.length_penalty, how.early_stopping)
+        search = BeamSearch(how.beams, how.length_penalty, how.early_stopping, rules)
         start = start_of(recipe.model, codec)
 
         def write(params: PyTree, frozen: PyTree, batch: Mapping[str, Array]) -> Array:
@@ -132,9 +143,34 @@ class TargetWriter:
             batch = data.batch(index)
             items = list(self._items(batch, data.places(index)))[:left]
             left -= len(items)
-            rows = len(batch["tokens"])
-            for first in range(0, len(items), rows):  # packed rows hold several items each
-                yield from self._write_rows(state, items[first : first + rows], rows, batch["tokens"].shape[-1])
+            rows, length = batch["tokens"].shape[0], batch["tokens"].shape[-1]
+            while items:  # packed rows hold several items each
+                some = items[: rows // self._parts]
+                try:
+                    written = list(self._write_rows(state, some, rows // self._parts, length))
+                except jax.errors.JaxRuntimeError as error:
+                    if not can_recover_from(error):
+                        raise
+                    self._parts = self._more_parts(rows)
+                    continue
+                yield from written
+                items = items[len(some) :]
+
+    def _more_parts(self, rows: int) -> int:
+        """Return into how many parts to divide `rows` rows from now on, because memory ran out.
+
+        Raises TrainkitError if each device has only one row already.
+        """
+        more = [n for n in divisors(rows) if n > self._parts and rows // n % self._mesh.size == 0]
+        if not more:
+            raise TrainkitError(
+                f"there is no memory to write {rows // self._parts} texts at once",
+                where="evaluate.generate",
+                hint="use a smaller max_tokens or fewer beams",
+                exit_code=FAILED,
+            )
+        self._alert(f"no memory to write {rows // self._parts} texts at once: continuing with {rows // more[0]}")
+        return more[0]
 
     def _write_rows(
         self, state: State, items: Sequence[Item], rows: int, length: int
@@ -165,9 +201,12 @@ def text_report(
     compute: jnp.dtype,
     mesh: Mesh,
     interrupted: Callable[[], bool],
+    alert: Callable[[str], None],
 ) -> TextReport | None:
     """Return what reports on texts for the run in `directory`: the task's own report, or the writer of targets; None if
     the task has none and the recipe has no `[evaluate.generate]`.
+
+    `alert` is called with what a person should know.
 
     Raises:
         TrainkitError: a library that computes a metric is not installed.
@@ -184,8 +223,10 @@ def text_report(
         codec,
         ends=text_format_of(recipe, directory, codec).ends,
         stop=closing(template, codec)[1] if template is not None else (),
+        rules=rules_beside(directory) if recipe.model.kind == "encoder-decoder" else NO_RULES,
         metrics=build_text_metrics(recipe.evaluate.metrics),
         compute=compute,
         mesh=mesh,
         interrupted=interrupted,
+        alert=alert,
     )

@@ -18,10 +18,12 @@ from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.infer.beam_search import GREEDY
+from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.generate import TextCodec, Transcript, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.seq2seq import start_of, write_targets, written
+from trainkit.infer.settings import rules_beside
+from trainkit.infer.target_rules import NO_RULES, TargetRules
 from trainkit.infer.text_format import (
     ChatCodec,
     after_source,
@@ -65,7 +67,7 @@ def build_sampler(
         mesh=mesh,
         log=log,
         template=find(chat_of(recipe), (directory,)),
-        sources=SourceFormat(start_of(recipe.model, codec), after_source(recipe, codec))
+        sources=SourceFormat(start_of(recipe.model, codec), after_source(recipe, codec), rules_beside(directory))
         if recipe.model.kind == "encoder-decoder"
         else None,
     )
@@ -78,6 +80,8 @@ class SourceFormat(NamedTuple):
     """The token before every target."""
     after: tuple[int, ...]
     """Tokens after every source."""
+    rules: TargetRules = NO_RULES
+    """Which tokens a target must or must not have."""
 
 
 class Sampler:
@@ -130,7 +134,7 @@ class Sampler:
                     start=sources.start,
                     new_tokens=new_tokens,
                     sampling=sampling,
-                    search=GREEDY,
+                    search=BeamSearch(rules=sources.rules),
                     ends=ends,
                 )
             return generate(model, rows, lengths, keys, new_tokens=new_tokens, sampling=sampling, ends=ends)

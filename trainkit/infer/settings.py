@@ -115,6 +115,11 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     return Generation(path, values, not sampled, sampled is None, tuple(unknown), _rules(config), search)
 
 
+def rules_beside(directory: Path) -> TargetRules:
+    """Return the rules in the generation_config.json of a directory; none where it has none."""
+    return _rules(read_object(directory / GENERATION, missing_ok=True))
+
+
 def _rules(config: Mapping[str, Any]) -> TargetRules:
     """Return the rules of a config, as far as its values are whole numbers."""
     said = {key: config[key] for key in _RULES if type(config.get(key)) is int}

@@ -147,7 +147,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
 
 
 def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> Evaluator:
-    recipe = attempt.recipe
+    recipe, log = attempt.recipe, attempt.log
     at_once = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
     return Evaluator(
         evaluation_sets(attempt.cache.directory, attempt.cache.validation, recipe, at_once=at_once),
@@ -167,6 +167,7 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
             compute=built.compute,
             mesh=built.mesh,
             interrupted=lambda: commands.interrupted,
+            alert=lambda message: log.write("alert", step=log.step, kind="out of memory", message=message),
         ),
     )
 
