@@ -238,6 +238,16 @@ def test_rules_for_targets_are_applied_by_a_model_that_writes_targets(tmp_path: 
         assert notes[1].endswith("asks for what is not done here: forced_eos_token_id = [1]")
 
 
+def test_settings_in_the_config_of_an_older_encoder_decoder_count_without_a_file_of_their_own(tmp_path: Path) -> None:
+    said = {"is_encoder_decoder": True, "num_beams": 4, "no_repeat_ngram_size": 3, "vocab_size": 9, "min_length": 0}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    found = generation([tmp_path / "other", tmp_path])
+    assert found is not None and found.path == tmp_path / "config.json" and found.rules == TargetRules(no_repeat=3)
+    assert set(found.unknown) == {"num_beams = 4", "no_repeat_ngram_size = 3"}
+    (tmp_path / "config.json").write_text(json.dumps(said | {"is_encoder_decoder": False}))
+    assert generation([tmp_path]) is None
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [

@@ -45,6 +45,8 @@ _SEARCH: Mapping[str, tuple[tuple[type, ...], Any]] = {
 _OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}
 
 
+#: Where older checkpoints have settings for generation.
+_CONFIG = "config.json"
 #: Rules for the tokens of targets.
 _RULES = frozenset(
     {"forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens"}
@@ -90,10 +92,15 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     Raises:
         TrainkitError: it cannot be read, or a value that must be a number is not.
     """
+    directories = list(directories)
     path = next((directory / GENERATION for directory in directories if (directory / GENERATION).is_file()), None)
+    if path is not None:
+        config = {key: value for key, value in read_object(path).items() if value is not None}
+    else:
+        found = ((directory / _CONFIG, settings_in_config(directory)) for directory in directories)
+        path, config = next(((path, said) for path, said in found if said), (None, {}))
     if path is None:
         return None
-    config = {key: value for key, value in read_object(path).items() if value is not None}
     if config.pop(IDS_ONLY, False):
         return None
     sampled = config.pop("do_sample", None)
@@ -113,6 +120,14 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     unknown = [f"{key} = {json.dumps(value)}" for key, value in asked.items() if value != _OFF.get(key)]
     search = {key: config[key] for key in _SEARCH if key in config}
     return Generation(path, values, not sampled, sampled is None, tuple(unknown), _rules(config), search)
+
+
+def settings_in_config(directory: Path) -> dict[str, Any]:
+    """Return the settings for generation in the config.json of an encoder-decoder, where older checkpoints have them;
+    none where there are none."""
+    config = read_object(directory / _CONFIG, missing_ok=True)
+    known = {*_KEYS, *_RULES, *_SEARCH, "do_sample", "num_beams"} if config.get("is_encoder_decoder") else ()
+    return {key: config[key] for key in known if config.get(key) is not None}
 
 
 def rules_beside(directory: Path) -> TargetRules:

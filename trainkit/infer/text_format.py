@@ -16,6 +16,7 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.hub.save import as_json
 from trainkit.hub.tokenizer import CONFIG, GENERATION, IDS_ONLY, TEMPLATE, TOKENIZER
+from trainkit.infer.settings import settings_in_config
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.source import document_of
@@ -65,6 +66,7 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     alone = Path(recipe.text_tokenizer.path or "").expanduser().is_file()
     if tokens := _special_ids(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
+        generation = generation or ({} if alone else settings_in_config(codec.path.parent))
         # a file that does not come from the model's author does not say how to sample
         made = {} if generation else {IDS_ONLY: True}
         kept[GENERATION] = as_json({**made, **generation, **tokens}).encode()
