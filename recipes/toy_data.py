@@ -34,6 +34,11 @@ PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
 BLOCKS = (ast.FunctionDef, ast.If, ast.For, ast.While, ast.With, ast.Try)
 #: Words of a row with tags.
 WORDS = 40
+#: About a function.
+QUESTIONS = (
+    "what is its name", "what is its first parameter", "what is its last parameter", "what does it return",
+    "what does it raise",
+)  # fmt: skip
 WORDS_TO_REVERSE = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 #: English, German and the gender of nouns.
 NOUNS = (
@@ -65,8 +70,8 @@ class Toy(CustomRows):
 
     type: Literal["toy"]
     rows_of: Literal[
-        "modules", "tags", "pairs", "shuffled", "formed", "judged", "neighbours", "calls", "reversed", "translated",
-        "numbers",
+        "modules", "tags", "pairs", "shuffled", "formed", "judged", "neighbours", "calls", "questions", "reversed",
+        "translated", "numbers",
     ]  # fmt: skip
     """What the rows are."""
     split: Literal["train", "dev", "test"] = "train"
@@ -217,6 +222,45 @@ def calls(split: str) -> Rows:
             yield {"text": text, "brackets": text.count("(") / 10}
 
 
+def questions(split: str) -> Rows:
+    """Yield functions, each with a question about it and the place of the answer; some return or raise nothing."""
+    for path in files(split):
+        for node in ast.walk(ast.parse(source(path))):
+            if not isinstance(node, ast.FunctionDef) or not 1 <= (node.end_lineno or 0) - node.lineno <= 12:
+                continue
+            lines = source(path).splitlines()[node.lineno - 1 : node.end_lineno]
+            context = textwrap.dedent("\n".join(lines))
+            if not context.isascii() or len(context) > 500 or not parses(context):
+                continue
+            question = random.Random(f"{path.name}:{node.lineno}").choice(QUESTIONS)
+            found = answer(question, context)
+            if found is not None:
+                text, start = ([found[0]], [found[1]]) if found else ([], [])
+                yield {"question": question, "context": context, "answers": {"text": text, "answer_start": start}}
+
+
+def answer(question: str, context: str) -> tuple[str, int] | tuple[()] | None:
+    """Return the text that answers a question about a function, and its first character; () where nothing does, None
+    where several parts do."""
+    (function,) = ast.parse(context).body
+    assert isinstance(function, ast.FunctionDef)
+    if question == QUESTIONS[0]:
+        return function.name, context.index(function.name, len("def "))
+    nodes: list[ast.AST | None]
+    if question in QUESTIONS[1:3]:
+        nodes = [*function.args.args][:1] if question == QUESTIONS[1] else [*function.args.args][-1:]
+    else:
+        kind = ast.Return if question == QUESTIONS[3] else ast.Raise
+        found = [node for node in ast.walk(function) if isinstance(node, kind)]
+        nodes = [node.value if isinstance(node, ast.Return) else node.exc for node in found]
+    parts = [node for node in nodes if isinstance(node, ast.arg | ast.expr)]
+    if len(parts) != 1:
+        return None if parts else ()
+    start = sum(len(line) + 1 for line in context.split("\n")[: parts[0].lineno - 1]) + parts[0].col_offset
+    text = parts[0].arg if isinstance(parts[0], ast.arg) else ast.get_source_segment(context, parts[0])
+    return (text, start) if text else None
+
+
 def reversed_words(split: str) -> Rows:
     """Yield words, drawn from a seed, and the same words backwards; no line is in two splits."""
     generator = random.Random(split)
@@ -273,6 +317,7 @@ ROWS: dict[str, Callable[[str], Rows]] = {
     "judged": judged,  # prompt, completion, label
     "neighbours": neighbours,  # query, positive
     "calls": calls,  # text, brackets
+    "questions": questions,  # question, context, answers
     "reversed": reversed_words,  # source, target
     "translated": translated,  # the same
     "numbers": numbers,  # x1, x2, x3, x4, y

@@ -32,6 +32,7 @@ COLUMNS = {
     "eriktks/conll2003": {"id", "tokens", "pos_tags", "chunk_tags", "ner_tags"},
     "allenai/c4": {"text", "timestamp", "url"},
     "HuggingFaceFW/fineweb-edu": {"text", "id", "dump", "url", "file_path", "language", "score", "int_score"},
+    "rajpurkar/squad": {"id", "title", "context", "question", "answers"},
     "stanfordnlp/sst2": {"idx", "sentence", "label"},
     "HuggingFaceH4/ultrafeedback_binarized": {"prompt", "prompt_id", "chosen", "rejected", "messages"},
     "Salesforce/wikitext": {"text"},
