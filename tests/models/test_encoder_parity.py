@@ -134,7 +134,9 @@ def test_the_head_of_published_deberta_predicts_what_it_does_in_the_reference(
     assert np.array_equal(written.view("cls.predictions.bias"), theirs.view("lm_predictions.lm_head.bias"))
 
 
-@pytest.mark.parametrize("head", [TOKENS, Head("sequence", 3), Head("token", 3)], ids=lambda head: head.kind)
+@pytest.mark.parametrize(
+    "head", [TOKENS, Head("sequence", 3), Head("token", 3), Head("span", 2)], ids=lambda head: head.kind
+)
 @pytest.mark.parametrize("family", [Bert, ModernBert, Deberta], ids=lambda family: family.__name__)
 def test_the_closed_form_of_an_encoder_is_its_pytree(family: type[TextEncoder], head: Head) -> None:
     spec = family(layers=2, hidden=24, heads=3).with_head(head)

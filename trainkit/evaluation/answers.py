@@ -33,13 +33,18 @@ class _Question:
     null_score: float = math.inf
     found: list[int] = field(default_factory=list)
     """The tokens of the answer with the highest score."""
+    seen: set[int] = field(default_factory=set)
+    """The places of all tokens so far."""
+    length: int = 0
+    """How many tokens the document has."""
 
 
 class AnswerReport:
     """Finds the answer to each question of a set, and returns the share of those that are right, and their F1.
 
     Of the answers of all windows of a question the one with the highest score counts. Texts are those of the tokens,
-    compared as SQuAD compares them; of several answers in the set the one counts that is most like the model's.
+    compared as SQuAD compares them; of several answers in the set the one counts that is most like the model's. A
+    question does not count where the set has only some of its windows.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -60,14 +65,14 @@ class AnswerReport:
             _add_window(questions[key], places, predictions)
         exact: list[float] = []
         f1: list[float] = []
-        for question in questions.values():
+        for question in (one for one in questions.values() if len(one.seen) == one.length):
             answers, found = list(self._answers(question)), self._found(question)
             table.add_texts(
                 question.place, {"text": self._text(question.asked), "target": answers[0], "generated": found}
             )
             exact.append(max(float(squad_words(found) == squad_words(answer)) for answer in answers))
             f1.append(max(token_f1(found, answer) for answer in answers))
-        return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))} if questions else {}
+        return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))} if exact else {}
 
     def _found(self, question: _Question) -> str:
         """Return the text of a question's answer; empty where the model finds none."""
@@ -92,6 +97,8 @@ def _add_window(question: _Question, places: Sequence[SourceSpan], predictions: 
     if score > question.score:
         question.score, question.found = score, predictions["tokens"][first : last + 1].tolist()
     position = np.concatenate([np.arange(place.first, place.end) for place in places])
+    question.seen.update(position.tolist())
+    question.length = max(question.length, places[-1].end)
     bits, tokens = predictions["answers"][: len(position)], predictions["tokens"]
     for number, answer in enumerate(question.answers):
         for at in np.flatnonzero((bits > 0) & (bits & (FIRST_ANSWER << number) > 0)).tolist():

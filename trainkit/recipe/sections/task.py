@@ -178,7 +178,10 @@ class QuestionAnswering(TaskSpec):
     shifted: ClassVar[bool] = False
     predictions: ClassVar[frozenset[str]] = frozenset({"tokens", "answers", "first", "last", "score", "null_score"})
     text_report: ClassVar[str | None] = "trainkit.evaluation.answers:answer_report"
-    reports: ClassVar[frozenset[str]] = frozenset({"loss", "exact_match", "f1"})
+
+    def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
+        """Return the names of its values: those of `Task.report` and of its report on texts."""
+        return self.reports | {"exact_match", "f1"}
 
     def head(self, data: Data) -> Head:
         """Return a head with two scores for each token."""
