@@ -1,7 +1,9 @@
-"""Texts that are written for an evaluation, where memory runs out."""
+"""Texts that are written for an evaluation: where memory runs out, and which settings count."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from trainkit.errors import TrainkitError
-from trainkit.evaluation.targets import Item, TargetWriter
+from trainkit.evaluation.targets import Item, TargetWriter, unused_settings
 from trainkit.parallel.mesh import make_mesh
+from trainkit.recipe.sections.evaluate import Generate
 
 
 class Set:
@@ -57,3 +60,12 @@ def test_without_memory_for_a_single_text_the_setting_is_named() -> None:
     with pytest.raises(TrainkitError, match="no memory to write 1 texts at once") as told:
         list(writer_of([], most=0)._written(state, Set()))  # type: ignore[arg-type]
     assert told.value.where == "evaluate.generate"
+
+
+def test_settings_of_the_model_that_the_recipe_overrides_are_named(tmp_path: Path) -> None:
+    assert not unused_settings(Generate(), tmp_path)
+    said = {"num_beams": 4, "length_penalty": 2.0, "max_new_tokens": 128}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert "has num_beams = 4: " in unused_settings(Generate(), tmp_path)
+    assert "has length_penalty = 2.0: " in unused_settings(Generate(beams=4), tmp_path)
+    assert not unused_settings(Generate(beams=4, length_penalty=2.0), tmp_path)

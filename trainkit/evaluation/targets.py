@@ -15,10 +15,12 @@ from jaxtyping import Array, PyTree
 
 from trainkit.data.batches.answers import last_answers
 from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.hub_files import read_object
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.evaluator import TextReport
 from trainkit.evaluation.results import PredictionTable
+from trainkit.hub.tokenizer import GENERATION
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.generate import NOTHING, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
@@ -30,6 +32,7 @@ from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.evaluate import Generate
 from trainkit.recipe.spec import import_named
 from trainkit.tasks.text_metrics import TextMetric, build_text_metrics
 from trainkit.train.out_of_memory import can_recover_from
@@ -191,6 +194,20 @@ class TargetWriter:
         text = self._codec.decode([token for token in ids if token != NOTHING and token not in self._hidden])
         found = [] if whole else [place for stop in self._stop if (place := text.find(stop)) >= 0]
         return text[: min(found)] if found else text
+
+
+def unused_settings(how: Generate, directory: Path) -> str:
+    """Return which settings of the generation_config.json in a run the recipe overrides; empty if there are none."""
+    said = read_object(directory / GENERATION, missing_ok=True)
+    ours: dict[str, Any] = {"num_beams": how.beams, "max_new_tokens": how.max_tokens}
+    if how.beams > 1:
+        ours |= {"length_penalty": how.length_penalty, "early_stopping": how.early_stopping}
+    others = [f"{key} = {said[key]}" for key, value in ours.items() if said.get(key) not in (None, value)]
+    if not others:
+        return ""
+    return (
+        f"{GENERATION} of the model has {', '.join(others)}: evaluations use the recipe's [evaluate.generate] instead"
+    )
 
 
 def text_report(

@@ -14,7 +14,7 @@ from trainkit.data.batches.evaluation_set import evaluation_sets
 from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
-from trainkit.evaluation.targets import text_report
+from trainkit.evaluation.targets import text_report, unused_settings
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
 from trainkit.infer.sampler import build_sampler
@@ -36,6 +36,7 @@ from trainkit.train.loop import Job, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
+from trainkit.train.reference import log_info
 from trainkit.train.shared import SharedServer, SharedSignals
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
@@ -149,6 +150,8 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
 def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> Evaluator:
     recipe, log = attempt.recipe, attempt.log
     at_once = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
+    if recipe.evaluate.generate and (unused := unused_settings(recipe.evaluate.generate, attempt.directory)):
+        log_info(log, unused)
     return Evaluator(
         evaluation_sets(attempt.cache.directory, attempt.cache.validation, recipe, at_once=at_once),
         batch_size=at_once,
