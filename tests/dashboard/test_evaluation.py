@@ -64,6 +64,24 @@ def test_what_is_shown_of_few_and_of_many_classes_fits_the_terminal(tmp_path, cl
     assert ("confusions" in text) == (classes == 50)
 
 
+def test_the_text_of_a_wrong_prediction_is_shown_on_one_line_that_fits(tmp_path):
+    table = predictions(2, 40) | {"text": [f"review {row}\nwas \x1b[31m{'very ' * 30}good" for row in range(40)]}
+    write_result(tmp_path, 10, table)
+    for width in (78, 128):
+        lines = shown(tmp_path, width)
+        (head,) = [at for at, line in enumerate(lines) if line.startswith("worst predictions")]
+        row = lines[head + 1].rsplit(" ", 1)[-1]
+        assert lines[head + 2].startswith(f"        review {row} was ␛[31mvery") and len(lines[head + 2]) == width
+
+
+def test_the_texts_that_differ_most_from_their_targets_come_first(tmp_path):
+    texts = {"target": ["a b c", "a b c", "a b"], "generated": ["a b c", "a b d", "x y"], "text": ["p", "q", "r"]}
+    write_result(tmp_path, 10, {"source": ["x.jsonl"] * 3, "row": [0, 1, 2], **texts})
+    ((result,), (first, second)) = ((found := read_results(tmp_path)), found[0].worst)
+    assert (first.label, first.predicted, first.text) == ("a b", "x y", "r")
+    assert (second.place, round(second.wrong, 2)) == ("x.jsonl:row 1", 0.2) and not result.confused
+
+
 def test_precision_recall_and_f1_of_a_class_follow_from_the_predictions(tmp_path):
     pairs = [("a", "a")] * 6 + [("a", "b")] * 2 + [("b", "a")] * 4 + [("b", "b")] * 8
     write_result(

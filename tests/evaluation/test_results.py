@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from trainkit.evaluation.results import PredictionTable, RowOrigin, write_results
+from trainkit.evaluation.results import BEGINNING, PredictionTable, RowOrigin, write_results
 from trainkit.events.log import number
 
 
@@ -49,6 +50,23 @@ def test_of_tokens_only_those_with_a_label_are_kept_with_the_document_that_each_
     table.add([packed], 2, predictions)
     found = table.columns(origin, ())
     assert (found["row"], found["token"], found["label"]) == ([5, 6], [4, 0], [1, 0])
+
+
+def test_texts_are_shortened_and_those_of_wrong_tokens_have_brackets_around_the_token() -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(f" w{token}" for token in ids)
+
+    table, weights = PredictionTable(), np.ones(2, np.float32)
+    classes = {"label": np.array([0, 1], np.int32), "predicted": np.array([1, 1], np.int32), "weights": weights}
+    rows = [[SimpleNamespace(index=row, first=0, end=end)] for row, end in ((3, 100), (4, 2))]
+    table.add(rows, 2, classes, np.arange(200).reshape(2, 100))
+    first, second = table.columns(origin, (), decode)["text"]
+    assert first == " ".join(f"w{token}" for token in range(BEGINNING)) and second == "w100 w101"
+    of_tokens = PredictionTable()
+    label, predicted = np.array([0, 1, 1], np.int32), np.array([0, 0, 1], np.int32)
+    wrong = {"label": label, "predicted": predicted, "weights": np.ones(3, np.float32)}
+    of_tokens.add([[SimpleNamespace(index=3, first=0, end=3)]], 1, wrong, np.array([[7, 8, 9]]))
+    assert of_tokens.columns(origin, (), decode)["text"] == [None, "w7 [w8] w9", None]
 
 
 def test_metrics_that_are_not_finite_are_written_as_in_the_log(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from trainkit.text import neutralise
 
 #: The largest file of predictions that is read, in bytes, and how many of the worst are kept.
 MOST_BYTES, MOST_WORST = 1 << 26, 200
@@ -24,8 +27,11 @@ class Worst(NamedTuple):
     label: str
     predicted: str
     wrong: float
-    """The probability of the predicted class; for numbers, the distance from the label."""
+    """The probability of the predicted class; for numbers, the distance from the label; for texts, the share of their
+    letters that differ."""
     place: str
+    text: str = ""
+    """What was judged, on one line; empty where the predictions do not hold it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ def _result(name: str, step: int, logged: Mapping[str, Any], path: Path) -> SetR
     try:
         if table.keys() >= {"label", "predicted", "scores", "source", "row"}:
             return SetResult(name, step, metrics, *_of_classes(table))
+        if table.keys() >= {"target", "generated", "source", "row"}:
+            return SetResult(name, step, metrics, worst=_of_texts(table))
         if table.keys() >= {"target", "predicted", "source", "row"}:
             return SetResult(name, step, metrics, worst=_of_numbers(table))
     except (ValueError, TypeError):  # columns that are empty, or hold something else
@@ -107,7 +115,7 @@ def _of_classes(table: Mapping[str, Any]) -> tuple[Counter[tuple[str, str]], tup
     scores = np.array(table["scores"].to_pylist(), np.float64)
     likely = 1 / np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)  # the softmax of the highest score
     wrong = sorted((place for place in known if pairs[place][0] != pairs[place][1]), key=lambda at: -likely[at])
-    worst = tuple(Worst(*pairs[at], float(likely[at]), _place(table, at)) for at in wrong[:MOST_WORST])
+    worst = tuple(Worst(*pairs[at], float(likely[at]), *_place(table, at)) for at in wrong[:MOST_WORST])
     return Counter(pairs[place] for place in known), worst
 
 
@@ -118,13 +126,26 @@ def _of_numbers(table: Mapping[str, Any]) -> tuple[Worst, ...]:
     distance = np.abs(target - predicted)
     order = np.argsort(-distance)[:MOST_WORST]
     return tuple(
-        Worst(f"{target[at]:.4g}", f"{predicted[at]:.4g}", float(distance[at]), _place(table, int(at)))
+        Worst(f"{target[at]:.4g}", f"{predicted[at]:.4g}", float(distance[at]), *_place(table, int(at)))
         for at in order.tolist()
     )
 
 
-def _place(table: Mapping[str, Any], at: int) -> str:
-    """Return where an item is from: the last parts of the file's path, the row, and the token in it."""
+def _of_texts(table: Mapping[str, Any]) -> tuple[Worst, ...]:
+    pairs = list(zip(table["target"].to_pylist(), table["generated"].to_pylist(), strict=True))[:MOST_WORST]
+    differ = {at: 1 - SequenceMatcher(None, *pair).ratio() for at, pair in enumerate(pairs)}
+    wrong = sorted((at for at in differ if differ[at] > 0), key=lambda at: -differ[at])
+    return tuple(Worst(_line(pairs[at][0]), _line(pairs[at][1]), differ[at], *_place(table, at)) for at in wrong)
+
+
+def _place(table: Mapping[str, Any], at: int) -> tuple[str, str]:
+    """Return where an item is from, the last parts of the file's path, the row, and the token in it; and its text."""
     source = "/".join(str(table["source"][at]).rsplit("/", 2)[-2:])
     token = f" token {table['token'][at]}" if "token" in table else ""
-    return f"{source}:row {table['row'][at]}{token}"
+    text = table["text"][at].as_py() if "text" in table else None
+    return f"{source}:row {table['row'][at]}{token}", _line(text or "")
+
+
+def _line(text: str) -> str:
+    """Return a text on one line, without what a terminal must not obey."""
+    return " ".join(neutralise(text).split())

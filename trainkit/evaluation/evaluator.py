@@ -189,7 +189,8 @@ class Evaluator:
                         items.add(needed)
                     if predicted:
                         size = self._rows // self._parts
-                        predictions.add(data.places(index)[part * size : (part + 1) * size], size, predicted)
+                        places = data.places(index)[part * size : (part + 1) * size]
+                        predictions.add(places, size, predicted, rows.get("tokens"))
                 if self._interrupted():
                     break
             found, error_of_rounding = jax.device_get((sums, lost))

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 
 import jax
@@ -22,6 +22,11 @@ from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 
 DIRECTORY = "results"
+#: How many tokens of a text predictions show: from its beginning, and on both sides of a token.
+BEGINNING, AROUND = 64, 6
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Returns the text of tokens."""
 
 
 class RowOrigin(NamedTuple):
@@ -31,11 +36,21 @@ class RowOrigin(NamedTuple):
     row: int
 
 
+class _Part(NamedTuple):
+    """Predictions of some rows of a batch."""
+
+    places: Sequence[Sequence[SourceSpan]]
+    rows: int
+    predictions: Mapping[str, Any]
+    tokens: np.ndarray | None
+    """(rows, T)."""
+
+
 class PredictionTable:
     """The predictions of a set, part by part, and where each item comes from."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Sequence[Sequence[SourceSpan]], int, Mapping[str, Any]]] = []
+        self._parts: list[_Part] = []
         self._texts: list[tuple[SourceSpan, Mapping[str, str]]] = []
 
     def add_texts(self, place: SourceSpan, texts: Mapping[str, str]) -> None:
@@ -43,25 +58,35 @@ class PredictionTable:
         assert not self._parts, "texts are examples, and predictions may be parts of them"
         self._texts.append((place, texts))
 
-    def add(self, places: Sequence[Sequence[SourceSpan]], rows: int, predictions: Mapping[str, Array]) -> None:
-        """Add the predictions of a part of `rows` rows. The first rows come from `places`; the others are padding.
+    def add(
+        self,
+        places: Sequence[Sequence[SourceSpan]],
+        rows: int,
+        predictions: Mapping[str, Array],
+        tokens: np.ndarray | None = None,
+    ) -> None:
+        """Add the predictions of a part of `rows` rows; `tokens`, (rows, T), are theirs, to show texts. The first rows
+        come from `places`; the others are padding.
 
         Predictions are fetched from the devices when the next part is added, so that nothing waits for this part.
         """
         self._fetch_last()
-        self._parts.append((places, rows, predictions))
+        self._parts.append(_Part(places, rows, predictions, tokens))
 
     def take_rows(self) -> Iterator[tuple[Sequence[SourceSpan], dict[str, np.ndarray]]]:
         """Remove all predictions, and yield those of each row that counts, with where it comes from."""
         self._fetch_last()
         parts, self._parts = self._parts, []
-        for places, _, predictions in parts:
+        for places, _, predictions, _ in parts:
             for row in np.flatnonzero(predictions["weights"][: len(places)] > 0).tolist():
                 yield places[row], {name: array[row] for name, array in predictions.items()}
 
-    def columns(self, origin: Callable[[SourceSpan], RowOrigin], classes: Sequence[str]) -> dict[str, list[Any]]:
+    def columns(
+        self, origin: Callable[[SourceSpan], RowOrigin], classes: Sequence[str], decode: Decode | None = None
+    ) -> dict[str, list[Any]]:
         """Return a column for each prediction, and the columns `source` and `row`; for tokens also `token`, the token's
-        index in its document from 0.
+        index in its document from 0. With `decode` also `text`: the beginning of the text or, of a token whose
+        prediction is wrong, the tokens around it, with brackets around itself; null for other tokens.
 
         An item without a label has null as its label; a token without a label is left out. Classes are given by name.
         """
@@ -71,7 +96,7 @@ class PredictionTable:
             return columns | {name: [texts[name] for _, texts in self._texts] for name in self._texts[0][1]}
         self._fetch_last()
         table: dict[str, list[Any]] = {}
-        for places, rows, predictions in self._parts:
+        for places, rows, predictions, tokens in self._parts:
             weights_N = predictions["weights"]
             of_row = len(weights_N) // rows
             items = np.arange(len(weights_N))
@@ -87,14 +112,18 @@ class PredictionTable:
             for name, array in predictions.items():
                 if name != "weights":
                     part[name] = _named(array[kept], classes)
+            if decode is not None and tokens is not None and tokens.ndim == 2:
+                shown = kept if of_row == 1 else kept[(predictions["label"] != predictions["predicted"])[kept]]
+                texts = {item: _text(tokens, places, item, of_row, decode) for item in shown.tolist()}
+                part["text"] = [texts.get(item) for item in kept.tolist()]
             for name, column in part.items():
                 table.setdefault(name, []).extend(column)
         return table
 
     def _fetch_last(self) -> None:
         if self._parts:
-            places, rows, predictions = self._parts.pop()
-            self._parts.append((places, rows, jax.device_get(predictions)))
+            last = self._parts.pop()
+            self._parts.append(last._replace(predictions=jax.device_get(last.predictions)))
 
 
 def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, int]:
@@ -104,6 +133,18 @@ def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, in
             return place, place.first + position
         position -= place.end - place.first
     return places[-1], places[-1].first + position
+
+
+def _text(tokens_NT: np.ndarray, places: Sequence[Sequence[SourceSpan]], item: int, of_row: int, decode: Decode) -> str:
+    """Return the beginning of the text of an item or, where it is one of the `of_row` tokens of a row, those around
+    it."""
+    row, at = divmod(item, of_row)
+    length = sum(place.end - place.first for place in places[row])
+    ids = tokens_NT[row, :length].tolist()
+    if of_row == 1:
+        return decode(ids[:BEGINNING]).strip()
+    before, after = decode(ids[max(0, at - AROUND) : at]), decode(ids[at + 1 : at + 1 + AROUND])
+    return f"{before.strip()} [{decode(ids[at : at + 1]).strip()}] {after.strip()}".strip()
 
 
 def _named(array: np.ndarray, classes: Sequence[str]) -> list[Any]:
@@ -172,6 +213,11 @@ def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set
     `training_set` is the name under which the training set is evaluated; None if it is not.
     """
     classes = recipe.task.class_names(recipe.data)
+    codec = cache.tokenizer
+    hidden = {*codec.special_tokens.values()} - {codec.unknown} if codec else set()
+
+    def decode(ids: Sequence[int]) -> str:
+        return cache.text_tokenizer.decode([token for token in ids if token not in hidden])
 
     def write(name: str, step: int, metrics: Any, predictions: PredictionTable) -> None:
         if not hosts.is_first():
@@ -182,7 +228,7 @@ def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set
             unit = cache.units[set_name][place.section.source][place.section.unit]
             return RowOrigin(unit.files[place.file].path, place.index)
 
-        table = predictions.columns(origin, classes) if recipe.evaluate.predictions else None
+        table = predictions.columns(origin, classes, decode) if recipe.evaluate.predictions else None
         write_results(directory, name, step, metrics, table)
 
     return write

@@ -74,7 +74,7 @@ def evaluation_lines(found: Evaluations, width: int) -> list[Content]:
         if result.confused:
             lines += [Content(""), *_class_lines(result), Content(""), *_confusion_lines(result, width)]
         if result.worst:
-            lines += [Content(""), *_worst_lines(result)]
+            lines += [Content(""), *_worst_lines(result, width)]
     return lines
 
 
@@ -157,12 +157,15 @@ def _confusions(result: SetResult) -> list[Content]:
     return lines
 
 
-def _worst_lines(result: SetResult) -> list[Content]:
+def _worst_lines(result: SetResult, width: int) -> list[Content]:
+    """Return two lines for each: what was predicted, and the text where it is known."""
     measure = "probability of the predicted class" if result.confused else "distance"
     lines = [cell(f"worst predictions ({measure}): label → predicted", theme.DIM)]
     for each in result.worst[:MOST_WORST]:
         said = f"{_cut(each.label, NAME)} → {_cut(each.predicted, NAME)}"
         lines.append(Content.assemble(cell(f"{each.wrong:6.3g}  {said}  ", theme.TEXT), cell(each.place, theme.DIM)))
+        if each.text:
+            lines.append(cell(f"{'':8}{_cut(each.text, width - 8)}", theme.BRIGHT))
     return lines
 
 
