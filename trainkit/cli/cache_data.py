@@ -38,6 +38,8 @@ NEEDS = [("--address", "--engine")]
 #: Seconds between two lines of progress where there is no terminal.
 EVERY_SECONDS = 5.0
 _DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
+#: Of hidden tokens that a random one replaces, and of those that stay.
+_RANDOM, _KEPT = "\x1b[33m", "\x1b[36m"
 
 
 class EngineName(StrEnum):
@@ -173,8 +175,21 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
     return [*table, f"{vocabulary}{format_duration(seconds)}, in {cache.directory}"]
 
 
-def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
-    """Yield a row as lines of text. What is not learned is dim, or between ⟪ and ⟫ without colours."""
+def masks_legend(*, colour: bool) -> Iterator[str]:
+    """Yield what the brackets behind hidden tokens mean."""
+    yield "the step learns only the tokens with brackets, and hides them:"
+    meanings = {"[masked]": "the mask token replaces it", "[random TOKEN]": "another replaces it", "[kept]": "it stays"}
+    yield "  " + " · ".join(
+        f"{_painted(bracket, _colour_of(bracket)) if colour else bracket} {meaning}"
+        for bracket, meaning in meanings.items()
+    )
+
+
+def row_lines(row: ShownRow, *, colour: bool, masks: bool = False) -> Iterator[str]:
+    """Yield a row as lines of text. What is not learned is dim, or between ⟪ and ⟫ without colours.
+
+    With `masks`, learned tokens have the colours of `masks_legend`.
+    """
     several = isinstance(row.label, list)
     shown = (", ".join(map(str, row.label)) or "none of the classes") if several else row.label
     label = f", label{'s' * several} {shown}" if row.label is not None else ""
@@ -182,17 +197,26 @@ def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
     for piece in row.pieces:
         part = f"{piece.part}: " if piece.part else ""
         yield f"  {part}{piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
-        text = "".join(_marked(text, learned, colour) for text, learned in piece.runs)
+        text = "".join(_marked(text, learned, colour, masks) for text, learned in piece.runs)
         yield from (f"    | {line}" for line in text.splitlines())
 
 
-def _marked(text: str, learned: bool, colour: bool) -> str:
+def _marked(text: str, learned: bool, colour: bool, masks: bool) -> str:
     # a text from a file must not move the cursor
     inert = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
     if not colour:
         return inert if learned else f"⟪{inert}⟫"
-    mark = _LEARNED if learned else _DIM
-    return "\n".join(f"{mark}{line}{_PLAIN}" for line in inert.split("\n"))
+    return _painted(inert, _DIM if not learned else _colour_of(inert) if masks else _LEARNED)
+
+
+def _colour_of(token: str) -> str:
+    """Return the colour of a hidden token, by what stands in brackets behind it."""
+    fate = token.rpartition("[")[2]
+    return _RANDOM if fate.startswith("random") else _KEPT if fate.startswith("kept") else _LEARNED
+
+
+def _painted(text: str, mark: str) -> str:
+    return "\n".join(f"{mark}{line}{_PLAIN}" for line in text.split("\n"))
 
 
 @contextmanager

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainkit.cli.arguments import Mode, Overrides
-from trainkit.cli.cache_data import row_lines, show_progress
+from trainkit.cli.cache_data import masks_legend, row_lines, show_progress
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
+    from trainkit.data.batches.layout import Batch
     from trainkit.data.cache.build import Cache
     from trainkit.data.jobs import Tell
-    from trainkit.data.show import ShownRow
+    from trainkit.data.show import Hide, ShownRow
     from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
 
@@ -57,11 +58,32 @@ def inspect(
         with show_progress() as progress:
             cache = _cache(recipe, run, progress)
         data = TrainSet(cache, recipe)
+        hide = _hide(recipe, cache) if recipe.task.masks else None
         for number in steps:
-            yield from _lines(list(show(cache, data, number)), recipe, rows, json)
+            yield from _lines(list(show(cache, data, number, hide)), recipe, rows, json)
         cache.close()
     except TrainkitError as error:
         raise locate_error(error, loaded) from error
+
+
+def _hide(recipe: Recipe, cache: Cache) -> Hide:
+    """Return what hides tokens of a batch as the steps of the recipe's run do."""
+    import jax
+    import numpy as np
+
+    from trainkit.data.show import HiddenTokens
+    from trainkit.tasks import build
+    from trainkit.train.step import LOSS, key_of_step
+
+    task: Any = build(recipe.task, cache.tokenizer)
+    key = jax.random.key(recipe.run.seed)
+
+    def hide(batch: Batch, step: int) -> HiddenTokens:
+        arrays = {name: jax.numpy.asarray(batch[name]) for name in ("tokens", "weights", "example")}
+        inputs_BT, weights_BT = task.hide(arrays, key_of_step(key, LOSS, step))
+        return HiddenTokens(np.asarray(inputs_BT), np.asarray(weights_BT), task.mask)
+
+    return hide
 
 
 def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
@@ -140,10 +162,11 @@ def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: boo
     of = f" of {recipe.data.sequence_length} positions" if recipe.data.sequence_length else ""
     step, most = batch[0].step, rows or ROWS
     yield f"step {step} -> {step + 1}: {len(batch)} rows{of}"
+    colour = sys.stdout.isatty()
     if recipe.task.masks:
-        yield "the step hides some of these tokens, chosen as [task] says, and learns only those"
+        yield from masks_legend(colour=colour)
     for row in batch[:most]:
         yield ""
-        yield from row_lines(row, colour=sys.stdout.isatty())
+        yield from row_lines(row, colour=colour, masks=recipe.task.masks)
     if len(batch) > most:
         yield f"\n{len(batch) - most} more rows; to show all: --rows {len(batch)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -50,9 +50,31 @@ class ShownRow:
     pieces: tuple[ShownPiece, ...]
 
 
-def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
-    """Yield the rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
+class HiddenTokens(NamedTuple):
+    """A batch of which a step hides some tokens."""
+
+    inputs_BT: np.ndarray
+    """The tokens as the model reads them."""
+    weights_BT: np.ndarray
+    """Above 0 for the tokens that are chosen, and learned."""
+    mask: int
+    """The id of the mask token."""
+
+
+Hide: TypeAlias = Callable[[Batch, int], HiddenTokens]
+"""Returns a batch as the model reads it in a step."""
+
+
+def show(cache: Cache, data: TrainSet, step: int, hide: Hide | None = None) -> Iterator[ShownRow]:
+    """Yield the rows of the batch of the update from `step` to `step` + 1, exactly as training sees them.
+
+    With `hide`, only the tokens that it chooses are learned; what the model reads in their place follows in brackets:
+    `[masked]`, `[kept]`, or `[random TEXT]`.
+    """
     batch = data.batch(step)
+    hidden = None if hide is None else hide(batch, step)
+    if hidden is not None:
+        batch = {**batch, "weights": hidden.weights_BT}
     document = document_of(data.streams()[0][2])
     labels = labels_of(document)
     of_tokens = labels is not None and labels.per == "token"
@@ -60,7 +82,8 @@ def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
     classes = document.label_names if document is not None and of_tokens and named else None
     for number, row in enumerate(data.rows(step)):
         is_text = "tokens" in batch
-        pieces = tuple(_pieces(cache, row, batch, number, classes) if is_text else _record(cache, row, batch, number))
+        names = _label_names(batch, number, classes) if hidden is None else _fates(cache, batch, number, hidden)
+        pieces = tuple(_pieces(cache, row, batch, number, names) if is_text else _record(cache, row, batch, number))
         if document is not None and len(document.sequence_names) == len(pieces):
             pieces = tuple(replace(p, part=name) for p, name in zip(pieces, document.sequence_names, strict=True))
         label = None if labels is None or of_tokens or "labels" not in batch else labels.shown(batch["labels"][number])
@@ -75,11 +98,8 @@ def _record(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[
     yield from (ShownPiece(_where(cache, place), 0, 0, runs) for places in row.spans for place in places)
 
 
-def _pieces(
-    cache: Cache, row: BatchRow, batch: Batch, number: int, classes: Sequence[str] | None
-) -> Iterator[ShownPiece]:
+def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int, labels_T: Sequence[str]) -> Iterator[ShownPiece]:
     position, pairs = 0, batch["tokens"].ndim == 3
-    labels_T = _label_names(batch, number, classes)
     for span, places in enumerate(row.spans):
         tokens_T, weights_T, targets_T = (
             batch[name][number, span] if pairs else batch[name][number]
@@ -107,9 +127,19 @@ def _label_names(batch: Batch, number: int, classes: Sequence[str] | None) -> li
     """Return the label of each token of a row, by its name or number; empty where it has none, as all tokens have
     where `classes` is None."""
     if classes is None:
-        return [""] * batch["tokens"].shape[-1]
+        return [""] * batch["tokens"].shape[-1] if "tokens" in batch else []
     labels = batch["labels"][number].tolist()
     return ["" if label < 0 else classes[label] if label < len(classes) else str(label) for label in labels]
+
+
+def _fates(cache: Cache, batch: Batch, number: int, hidden: HiddenTokens) -> list[str]:
+    """Return what the model reads in the place of each token of a row that is chosen; empty for the others."""
+    tokens_T, inputs_T = batch["tokens"][number].tolist(), hidden.inputs_BT[number].tolist()
+    fates = [""] * len(tokens_T)
+    for at in np.flatnonzero(hidden.weights_BT[number] > 0).tolist():
+        random = f"random {cache.text_tokenizer.decode([inputs_T[at]]).strip()}"
+        fates[at] = "masked" if inputs_T[at] == hidden.mask else "kept" if inputs_T[at] == tokens_T[at] else random
+    return fates
 
 
 def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequence[str]) -> Iterator[tuple[str, bool]]:

@@ -52,9 +52,12 @@ class MaskedLMTask(Task):
 
     def loss(self, model: EncoderModel, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> Loss:
         """See `Task.loss`. The batch has `tokens` and `weights`, (B, T), and `example`, (B,)."""
+        return self.loss_of(model, batch, self.hide(batch, key))
+
+    def hide(self, batch: Mapping[str, Array], key: PRNGKeyArray) -> MaskedTokens:
+        """Return the batch as the model reads it in a step with this key."""
         key = jax.random.key(STATIC) if self.spec.static else key
-        masked = self.choose(batch["tokens"].astype(jnp.int32), batch["weights"], row_keys(batch, key))
-        return self.loss_of(model, batch, masked)
+        return self.choose(batch["tokens"].astype(jnp.int32), batch["weights"], row_keys(batch, key))
 
     def choose(self, tokens_BT: Array, weights_BT: Array, keys_B: PRNGKeyArray) -> MaskedTokens:
         """Return the tokens after hiding those that the keys, one per row, choose."""

@@ -134,7 +134,12 @@ def make_step(
 
 def _key_of(state: State, purpose: int) -> PRNGKeyArray:
     """Return the key of a purpose in the step after `state`."""
-    return jax.random.fold_in(jax.random.fold_in(state.key, purpose), state.step)
+    return key_of_step(state.key, purpose, state.step)
+
+
+def key_of_step(key: PRNGKeyArray, purpose: int, step: int | Array) -> PRNGKeyArray:
+    """Return the key of a purpose in the update from `step` to `step` + 1 of a run with this key."""
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 
 
 def no_loss(task: Task) -> Loss:
