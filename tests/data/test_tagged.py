@@ -251,3 +251,19 @@ def test_ids_and_labels_are_those_of_the_usual_recipe_with_transformers(
     for (ids, labels), other in zip(found, reference.tagged(tmp_path / name, rows), strict=True):
         assert ids == other["ids"]
         assert np.where(labels < 0, -100, labels).tolist() == other["labels"]
+
+
+@pytest.mark.parametrize(("shift", "beside"), [(0, ""), (1, "before"), (-1, "after")])
+def test_labels_that_fit_the_words_beside_theirs_are_a_warning(tmp_path: Path, shift: int, beside: str) -> None:
+    """The word "cat" has the label B, and no other."""
+    chance, rows = np.random.default_rng(0), []
+    for _ in range(40):
+        words = chance.choice(["The", "cat", "sat", "on"], size=9).tolist()
+        labels = [CLASSES[word == "cat"] for word in words]
+        rows.append({"words": words, "labels": labels[-shift:] + labels[:-shift]})
+    recipe = recipe_of(tmp_path, rows)
+    found = [each for each in find_problems(caches.build(recipe), recipe) if "shifted" in each.message]
+    assert len(found) == bool(shift)
+    if shift:
+        assert found[0].level == "warning" and f"fit the words {beside} theirs better" in found[0].message
+        assert found[0].message.endswith("rows.jsonl:1")

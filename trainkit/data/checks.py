@@ -21,6 +21,7 @@ from trainkit.data.documents.labels import labels_of
 from trainkit.data.label_checks import absent_classes, one_class, outside_classes
 from trainkit.data.problems import DataProblem
 from trainkit.data.question_checks import question_problems
+from trainkit.data.shifted_labels import shifted_labels
 from trainkit.data.show import place_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import document_of
@@ -42,7 +43,7 @@ def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     problems += question_problems(cache, recipe)
     if cache.train.complete:
         problems += [*_cut_off(cache, recipe), *_duplicates(cache), *one_class(cache, recipe)]
-        problems += absent_classes(cache, recipe)
+        problems += [*absent_classes(cache, recipe), *shifted_labels(cache, recipe)]
         problems += _same_when_cut_off(cache, recipe)
     order = ("error", "warning", "info")
     return sorted(problems, key=lambda finding: order.index(finding.level))
