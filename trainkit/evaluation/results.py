@@ -113,7 +113,7 @@ class PredictionTable:
                 if name != "weights":
                     part[name] = _named(array[kept], classes)
             if decode is not None and tokens is not None and tokens.ndim == 2:
-                shown = kept if of_row == 1 else kept[(predictions["label"] != predictions["predicted"])[kept]]
+                shown = kept if of_row == 1 else kept[_wrong(predictions)[kept]]
                 texts = {item: _text(tokens, places, item, of_row, decode) for item in shown.tolist()}
                 part["text"] = [texts.get(item) for item in kept.tolist()]
             for name, column in part.items():
@@ -133,6 +133,14 @@ def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, in
             return place, place.first + position
         position -= place.end - place.first
     return places[-1], places[-1].first + position
+
+
+def _wrong(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return which items have another class than their label, (N,); none where there are no classes."""
+    if not predictions.keys() >= {"label", "predicted"}:
+        return np.zeros(len(predictions["weights"]), bool)
+    wrong: np.ndarray = predictions["label"] != predictions["predicted"]
+    return wrong
 
 
 def _text(tokens_NT: np.ndarray, places: Sequence[Sequence[SourceSpan]], item: int, of_row: int, decode: Decode) -> str:
