@@ -176,7 +176,7 @@ def test_every_union_that_plugins_extend_starts_anew_when_its_type_changes() -> 
     from trainkit.recipe.toml.plugins import EXTENSIBLE
 
     tables = {"source": ("data", "train", "*"), "document": ("data", "train", "*", "document")}
-    tables["metric"] = ("evaluate", "metrics", "*")
+    tables |= {"metric": ("evaluate", "metrics", "*"), "wrapper": ("optimizer", "wrappers", "*")}
     assert {tables.get(row.kind, (row.kind,)) for row in EXTENSIBLE} <= TYPES.keys()
 
 
@@ -218,8 +218,8 @@ def test_every_choice_of_a_type_is_known_with_its_default(tmp_path):
             found[key] = default["properties"]["type"].get("default", "") if default else ""
         for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
-                # the optimizer of a group has the same keys again, without groups
-                if not (name == "groups" and {"groups", "adamw"} & set(key)):
+                # the optimizer of a group has the same keys again, without groups and wrappers
+                if not (name in ("groups", "wrappers") and {"groups", "adamw"} & set(key)):
                     walk(child, (*key, name))
             if isinstance(items := branch.get("items"), dict):
                 walk(items, (*key, "*"))

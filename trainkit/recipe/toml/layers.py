@@ -30,6 +30,7 @@ TYPES: dict[Key, str] = {
     ("model", "rope_scaling"): "linear",
     ("optimizer",): "adamw",
     ("optimizer", "groups", "*", "optimizer"): "adamw",
+    ("optimizer", "wrappers", "*"): "",
     ("schedule",): "cosine",
     ("task",): "causal-lm",
     ("data", "encoding"): "concatenate",
