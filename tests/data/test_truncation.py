@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import data_room as room
@@ -19,7 +20,11 @@ from trainkit.data.batches.spans import longest_first
 from trainkit.data.cache import build as caches
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "one", "two", "three", "four"]
-TEMPLATES = {"bert": ("<s> $A </s>", "<s> $A </s> $B </s>"), "roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>")}
+TEMPLATES = {
+    "bert": ("<s> $A </s>", "<s> $A </s> $B </s>"),
+    "roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+    "t5": ("$A </s>", "$A </s> $B </s>"),
+}
 LENGTH = 10
 
 
@@ -54,11 +59,12 @@ def batch_of(
         directory,
         {"path": str(directory / "rows.jsonl"), "document": document},
         tokenizer={"path": str(directory / "tokenizer.json")},
-        encoding={"type": "pad", "bos": True} | encoding,
+        encoding={"type": "pad"} | encoding,
         sequence_length=LENGTH,
         batch_size=len(rows),
     )
-    return TrainSet(caches.build(recipe), recipe.model_copy(update={"task": Unshifted()})).batch(0)
+    recipe = recipe.model_copy(update={"task": Unshifted(), "model": SimpleNamespace(kind="encoder-decoder")})
+    return TrainSet(caches.build(recipe), recipe).batch(0)
 
 
 def encoded(kind: str, *texts: str) -> Encoding:
@@ -68,7 +74,7 @@ def encoded(kind: str, *texts: str) -> Encoding:
 
 
 @pytest.mark.parametrize("texts", [1, 2])
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])
 def test_labelled_texts(tmp_path: Path, kind: str, texts: int) -> None:
     rows = [{"a": one, "b": other, "label": number % 2} for number, (one, other) in enumerate(texts_of(40))]
     batch = batch_of(tmp_path, kind, {"type": "labelled", "texts": ("a", "b")[:texts]}, rows)

@@ -122,13 +122,17 @@ def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) ->
         return Encoding(document.stored_as, "uint8", held_out, bos=False, eos=False)
     assert codec is not None
     bos = load.begins(recipe, codec)
-    return Encoding(codec.fingerprint, codec.dtype, held_out, bos, recipe.data.encoding.eos)
+    eos = recipe.data.encoding.eos
+    # such as T5's, which ends both texts of a pair and begins none
+    encodes = recipe.model.kind in ("encoder", "encoder-decoder") and recipe.data.encoding.bos == "auto" and eos
+    between = encodes and not bos and document is not None and document.is_pair and bool(codec.between)
+    return Encoding(codec.fingerprint, codec.dtype, held_out, bos, eos, between)
 
 
 def _empty_streams(recipe: Recipe, encoding: Encoding, codec: LoadedTokenizer | None) -> Iterator[Stream]:
     """Yield streams of a recipe's documents, as many as are wanted."""
     document = document_of(recipe.data.train[0])
-    is_pair = codec is not None and document is not None and document.is_pair and encoding.bos
+    is_pair = codec is not None and document is not None and document.is_pair and (encoding.bos or encoding.between)
     between = len(codec.between) if is_pair and codec is not None else 0
     while True:
         yield Stream(Path(recipe.data.cache), encoding.dtype, begins=encoding.bos, between=between)

@@ -210,7 +210,8 @@ class ShardWriter:
         begins = begins and not self._begins and (not len(ids) or ids[0] != bos)
         ends = last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
         assert bos is not None or not begins
-        if self._pairs and self._encoding.bos and not (piece.last or piece.continued or piece.second):
+        between = self._encoding.bos or self._encoding.between
+        if self._pairs and between and not (piece.last or piece.continued or piece.second):
             return [bos] if begins else [], list(self._tokenizer.between)  # type: ignore[list-item]
         return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]
 

@@ -56,6 +56,9 @@ class Encoding:
     held_out: float
     bos: bool = False
     eos: bool = True
+    between: bool = False
+    """Whether two texts have the tokenizer's tokens between them although none precedes the first; with `bos` they
+    always have."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -230,7 +233,9 @@ def key_of(unit: Unit, split: Split, encoding: Encoding, part: int = 0, *, forma
     if unit.span and unit.span.digest:
         files = [(files[0][0], unit.span.digest, *files[0][2:])]
     span = unit.span and (unit.span.first if unit.span.digest else (unit.span.start, unit.span.end))
-    return of_value([format, asdict(encoding), split, part, span, files])
+    # shards without `between` have the names that they had before it existed
+    encoded = {key: value for key, value in asdict(encoding).items() if key != "between" or value}
+    return of_value([format, encoded, split, part, span, files])
 
 
 def path_of(cache: Path, key: str) -> Path:
