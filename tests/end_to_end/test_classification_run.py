@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uninterrupted(place: Path) -> Path:
     done = trainkit(place, "run", "tiny.toml", "--plain")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "BertForSequenceClassification begins at random" in done.stdout + done.stderr
+    assert "BertForSequenceClassification has beyond it begins at random" in done.stdout + done.stderr
     return place / "runs" / "tiny"
 
 

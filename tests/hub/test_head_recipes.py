@@ -113,7 +113,7 @@ def test_a_head_of_another_width_is_refused_unless_a_new_one_is_asked_for(place:
 
 def test_a_checkpoint_without_the_head_is_said_to_begin_it_at_random(place: Path) -> None:
     checkpoint(None)
-    assert any("BertForSequenceClassification begins at random" in note for note in notes(loaded()))
+    assert any("BertForSequenceClassification has beyond it begins at random" in note for note in notes(loaded()))
 
 
 def test_a_label_outside_the_classes_is_an_error_with_its_row(place: Path) -> None:
