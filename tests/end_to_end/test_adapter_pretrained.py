@@ -126,7 +126,7 @@ def test_what_the_recipe_says_too_may_be_said_in_its_own_words(here: Path) -> No
     ("overrides", "told"),
     [
         (["adapter.rank=4", 'adapter.variant="dora"'],
-         ["[adapter] says", "rank = 4: the checkpoint has 2", 'variant = "dora": the checkpoint has "rslora"']),
+         ["[adapter] contradicts", "rank = 4: the checkpoint has 2", 'variant = "dora": the checkpoint has "rslora"']),
         (['adapter.targets="all-linear"'],
          ['targets = "all-linear": the checkpoint has ["attention.query", "mlp.down"]']),
         (["adapter.alpha=32.0"], ["alpha = 32.0: the checkpoint has 60.0"]),
