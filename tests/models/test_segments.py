@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import equinox as eqx
 import jax
@@ -23,7 +24,11 @@ Document = np.ndarray
 """One token more than it has positions in a row."""
 
 DOCUMENTS = 3
-MODEL = small.model(jax.random.key(4))
+
+
+@cache
+def small_model() -> LanguageModel:
+    return small.model(jax.random.key(4))
 
 
 def pack(rows: Sequence[Sequence[Document]]) -> Batch:
@@ -87,11 +92,13 @@ def random_documents(seed: int, *lengths: int) -> list[Document]:
 @given(packings())
 def test_documents_in_one_row_are_as_in_rows_of_their_own(documents: list[Document]) -> None:
     together, apart = pack([documents]), pack([[document] for document in documents])
-    pairs = zip(of_each(together, logits(MODEL, together)), of_each(apart, logits(MODEL, apart)), strict=True)
+    pairs = zip(
+        of_each(together, logits(small_model(), together)), of_each(apart, logits(small_model(), apart)), strict=True
+    )
     for packed, alone in pairs:
         np.testing.assert_allclose(packed, alone, atol=2e-6)
-    (total, weight), grads = gradients(MODEL, together)
-    (expected, expected_weight), expected_grads = gradients(MODEL, apart)
+    (total, weight), grads = gradients(small_model(), together)
+    (expected, expected_weight), expected_grads = gradients(small_model(), apart)
     assert weight == expected_weight == sum(len(document) - 1 for document in documents)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     small.trees_close(grads, expected_grads, atol=2e-5)
@@ -102,7 +109,7 @@ def test_documents_in_one_row_are_as_in_rows_of_their_own(documents: list[Docume
 def test_a_document_does_not_depend_on_its_neighbours(documents: list[Document], kept: int, shift: int) -> None:
     others = [d if i == kept else (d + shift) % small.VOCAB for i, d in enumerate(documents)]
     before, after = pack([documents]), pack([others])
-    left, right = (of_each(batch, logits(MODEL, batch)) for batch in (before, after))
+    left, right = (of_each(batch, logits(small_model(), batch)) for batch in (before, after))
     np.testing.assert_array_equal(left[kept], right[kept])
     assert all((a != b).any() for i, (a, b) in enumerate(zip(left, right, strict=True)) if i != kept)
 
@@ -111,10 +118,10 @@ def test_a_document_does_not_depend_on_its_neighbours(documents: list[Document],
 @given(packings(), st.permutations(range(DOCUMENTS)))
 def test_the_order_of_documents_within_a_row_does_not_matter(documents: list[Document], order: list[int]) -> None:
     before, after = pack([documents]), pack([[documents[i] for i in order]])
-    left, right = (of_each(batch, logits(MODEL, batch)) for batch in (before, after))
+    left, right = (of_each(batch, logits(small_model(), batch)) for batch in (before, after))
     for place, i in enumerate(order):
         np.testing.assert_allclose(right[place], left[i], atol=2e-6)
-    small.trees_close(gradients(MODEL, before), gradients(MODEL, after), atol=2e-5)
+    small.trees_close(gradients(small_model(), before), gradients(small_model(), after), atol=2e-5)
 
 
 @settings(max_examples=15, deadline=None)
@@ -125,10 +132,10 @@ def test_padding_contributes_nothing(length: int, junk: int) -> None:
     other = dict(
         batch, tokens=jnp.where(padding, junk, batch["tokens"]), targets=jnp.where(padding, 5, batch["targets"])
     )
-    small.trees_close(gradients(MODEL, batch), gradients(MODEL, other), atol=0)
+    small.trees_close(gradients(small_model(), batch), gradients(small_model(), other), atol=0)
     alone = pack([random_documents(length, length), random_documents(length, length)])
-    (total, _), grads = gradients(MODEL, batch)
-    (twice, _), doubled = gradients(MODEL, alone)
+    (total, _), grads = gradients(small_model(), batch)
+    (twice, _), doubled = gradients(small_model(), alone)
     np.testing.assert_allclose(2 * total, twice, rtol=1e-5)
     small.trees_close(jax.tree.map(lambda g: 2 * g, grads), doubled, atol=2e-5)
 
@@ -136,7 +143,7 @@ def test_padding_contributes_nothing(length: int, junk: int) -> None:
 @pytest.mark.parametrize("compute", [jnp.float32, jnp.bfloat16])
 def test_padding_leaves_all_numbers_finite(compute: type) -> None:
     batch = pack([random_documents(0, 4, 1), [], random_documents(1, small.LENGTH)])
-    model = cast(MODEL, jnp.dtype(compute))
+    model = cast(small_model(), jnp.dtype(compute))
     for leaf in jax.tree.leaves((logits(model, batch), gradients(model, batch))):
         assert jnp.isfinite(leaf).all()
 
@@ -144,18 +151,18 @@ def test_padding_leaves_all_numbers_finite(compute: type) -> None:
 def test_a_row_that_is_one_document_is_as_without_segments() -> None:
     batch = pack([random_documents(seed, small.LENGTH) for seed in range(4)])
     assert (batch["segments"] == 1).all()
-    small.trees_close(gradients(MODEL, batch), gradients(MODEL, without_segments(batch)), atol=2e-5)
+    small.trees_close(gradients(small_model(), batch), gradients(small_model(), without_segments(batch)), atol=2e-5)
 
 
 def test_without_segments_documents_in_a_row_do_see_each_other() -> None:
     batch = pack([random_documents(0, 6, 10)])
-    (apart, _), _ = gradients(MODEL, batch)
-    (together, _), _ = gradients(MODEL, without_segments(batch))
+    (apart, _), _ = gradients(small_model(), batch)
+    (together, _), _ = gradients(small_model(), without_segments(batch))
     assert abs(apart - together) > 1e-3
     # restarted positions alone, or segments alone, are not enough either
     whole = jnp.arange(small.LENGTH)[None]
     for part in (dict(batch, segments=jnp.ones_like(batch["segments"])), dict(batch, positions=whole)):
-        assert abs(apart - gradients(MODEL, part)[0][0]) > 1e-3
+        assert abs(apart - gradients(small_model(), part)[0][0]) > 1e-3
 
 
 def test_segments_make_one_mask_for_all_layers_and_without_them_there_is_none() -> None:
@@ -163,7 +170,9 @@ def test_segments_make_one_mask_for_all_layers_and_without_them_there_is_none() 
     layers, rows, length = small.SPEC.layers, 5, small.LENGTH
 
     def program(batch: Batch) -> str:
-        return str(jax.make_jaxpr(lambda b: eqx.filter_grad(lambda m: CausalLMTask().loss(m, b)[0])(MODEL))(batch))
+        return str(
+            jax.make_jaxpr(lambda b: eqx.filter_grad(lambda m: CausalLMTask().loss(m, b)[0])(small_model()))(batch)
+        )
 
     mask, stacked = f"bool[{rows},1,{length},{length}]", f"bool[{layers},{rows},"
     assert mask in program(batch) and mask not in program(without_segments(batch))
