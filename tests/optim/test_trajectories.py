@@ -18,8 +18,9 @@ from trajectories import SHAPES, trajectory
 
 from trainkit import optim
 from trainkit.optim.schedule_free import averaged
-from trainkit.recipe.optimizers.adam import Adam, Adamax, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
+from trainkit.recipe.optimizers.adam import Adam, Adamax, AdamW, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
+from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy, ScheduleFree
 from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
 from trainkit.recipe.sections.optimizer import OPTIMIZERS
@@ -275,10 +276,11 @@ def test_the_slow_average_of_ademamix_rises_from_the_fast_one() -> None:
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
 def test_few_bits_change_a_trajectory_little_and_no_type_of_the_state(moments: str) -> None:
-    shapes = {"output": (64, 96)}
-    names = {"output": "output"}
-    params = {"output": jnp.ones((64, 96), jnp.bfloat16)}
-    grads = {"output": jnp.asarray(np.random.default_rng(0).normal(size=(64, 96)), jnp.float32)}
+    name_of = "blocks.mlp_in.weight"  # a matrix of each of two layers
+    shapes = {name_of: (2, 64, 96)}
+    names = {name_of: name_of}
+    params = {name_of: jnp.ones((2, 64, 96), jnp.bfloat16)}
+    grads = {name_of: jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 96)), jnp.float32)}
     few = [
         kind for kind in OPTIMIZERS if "moments" in kind.model_fields and kind.model_fields["type"].default != "adamw"
     ]
@@ -286,7 +288,9 @@ def test_few_bits_change_a_trajectory_little_and_no_type_of_the_state(moments: s
     for kind in few:
         if kind.__name__ == "Muon":
             continue
-        options = {"momentum": 0.9} if kind in (Sgd, RmsProp) else {}
+        options: dict[str, Any] = {"momentum": 0.9} if kind in (Sgd, RmsProp) else {}
+        if issubclass(kind, MatrixOptimizer):
+            options["adamw"] = AdamW(learning_rate=0.1)
         (name,) = kind.model_fields["type"].annotation.__args__
         exact, spec = (kind(type=name, **RATE, moments=m, **options) for m in ("float32", moments))
         ends = []
@@ -295,13 +299,13 @@ def test_few_bits_change_a_trajectory_little_and_no_type_of_the_state(moments: s
             state = rule.init(params)
             extras = {"key": jax.random.key(0), "learning_rate": jnp.float32(0.05), "value": 0.0}
             for scale in (1.0, -0.5, 0.7):
-                scaled = {"output": scale * grads["output"]}
+                scaled = {name_of: scale * grads[name_of]}
                 directions, after = rule.update(
                     scaled, state, params, grad_fn=lambda p, scaled=scaled: (0.0, scaled), **extras
                 )
                 assert jax.tree.map(jnp.dtype, state) == jax.tree.map(jnp.dtype, after), name
                 state = after
-            ends.append(np.asarray(directions["output"], np.float64))
+            ends.append(np.asarray(directions[name_of], np.float64))
             kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.size > 1)
             assert kept == each.total_state_bytes(shapes), name
         apart = np.linalg.norm(ends[0] - ends[1]) / np.linalg.norm(ends[0])

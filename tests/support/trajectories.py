@@ -19,28 +19,29 @@ SHAPES = {
     "blocks.mlp_in.bias": (2, 8),
     "output": (12, 6),
 }
+Shapes = dict[str, tuple[int, ...]]
 Params = dict[str, Any]
 NAMES = {name: name for name in SHAPES}
 
 
-def start() -> dict[str, np.ndarray]:
+def start(shapes: Shapes = SHAPES) -> dict[str, np.ndarray]:
     """Return the parameters before the first step, in float64."""
     chance = np.random.default_rng(0)
-    return {name: chance.normal(size=shape) for name, shape in SHAPES.items()}
+    return {name: chance.normal(size=shape) for name, shape in shapes.items()}
 
 
-def problem(steps: int) -> tuple[Params, Params, dict[str, np.ndarray]]:
+def problem(steps: int, shapes: Shapes = SHAPES) -> tuple[Params, Params, dict[str, np.ndarray]]:
     """Return curvatures, minima and the noise of every step's gradient."""
     chance = np.random.default_rng(1)
-    curvature = {name: chance.uniform(0.1, 2.0, size=shape) for name, shape in SHAPES.items()}
-    minimum = {name: chance.normal(size=shape) for name, shape in SHAPES.items()}
-    noise = {name: 0.1 * chance.normal(size=(steps, *shape)) for name, shape in SHAPES.items()}
+    curvature = {name: chance.uniform(0.1, 2.0, size=shape) for name, shape in shapes.items()}
+    minimum = {name: chance.normal(size=shape) for name, shape in shapes.items()}
+    noise = {name: 0.1 * chance.normal(size=(steps, *shape)) for name, shape in shapes.items()}
     return curvature, minimum, noise
 
 
 def gradient(params: Params, step: int, steps: int = 100) -> Params:
     """Return the gradient at `params` in a step, from 0, of a run of `steps`; float64 of numpy arrays."""
-    curvature, minimum, noise = problem(steps)
+    curvature, minimum, noise = problem(steps, {name: np.shape(value) for name, value in params.items()})
     return {name: curvature[name] * (params[name] - minimum[name]) + noise[name][step] for name in params}
 
 
@@ -53,9 +54,10 @@ def trajectory(
         rate: the schedule's share of `learning_rate` at a step, from 0.
         at: the first parameters.
     """
-    curvature, minimum, noise = problem(steps)
-    params = {name: jnp.asarray(value, jnp.float32) for name, value in (at or start()).items()}
-    rule = optim.build(spec, NAMES, params)
+    at = at or start()
+    curvature, minimum, noise = problem(steps, {name: np.shape(value) for name, value in at.items()})
+    params = {name: jnp.asarray(value, jnp.float32) for name, value in at.items()}
+    rule = optim.build(spec, {name: name for name in params}, params)
 
     def grads_at(params: Params, step: Any) -> Params:
         return {

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments, is_stacked
-from trainkit.recipe.spec import NotNegative
+from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments, is_stacked, moment_bytes
+from trainkit.recipe.spec import Count, NotNegative, Positive
 
 
-class Muon(WithMoments):
-    """Muon (Jordan et al. 2024): momentum whose matrices are orthogonalised by Newton-Schulz iterations.
+class MatrixOptimizer(OptimizerSpec):
+    """An optimizer of hidden matrices.
 
-    It updates the hidden matrices. Embeddings, the output matrix, routers, norms and biases are updated by AdamW, whose
-    options are in `[optimizer.adamw]`.
+    Embeddings, the output matrix, routers, norms and biases are updated by AdamW, whose options are in
+    `[optimizer.adamw]`.
     """
 
-    type: Literal["muon"]
-    momentum: Decay = 0.95
-    """Decay of the average of the gradients."""
-    nesterov: bool = True
-    """Look ahead by one step of momentum."""
-    iterations: Annotated[int, Field(ge=1, le=20)] = 5
-    """Newton-Schulz iterations at each step."""
-    scale: Literal["width", "rms"] = "width"
-    """How updates depend on a matrix's shape. `width` multiplies them by sqrt(max(1, outputs / inputs)), as published;
-    `rms` by 0.2 sqrt(max(inputs, outputs)), which makes them as large as AdamW's (Liu et al. 2025), so that a
-    learning rate tuned for AdamW fits."""
-    weight_decay: NotNegative = 0.1
     adamw: AdamW
     """The rule for everything that is not a hidden matrix, with its own `learning_rate`."""
 
-    implementation: ClassVar[str] = "trainkit.optim.muon"
-    averages: ClassVar[int] = 1
-
     @model_validator(mode="after")
-    def _adamw_has_nothing_inside(self) -> Muon:
+    def _adamw_has_nothing_inside(self) -> MatrixOptimizer:
         for key in ("groups", "wrappers"):
             if getattr(self.adamw, key):
                 raise ValueError(f"optimizer.adamw has no {key} of its own: list them all in [[optimizer.{key}]]")
@@ -57,6 +43,89 @@ class Muon(WithMoments):
             yield {f"adamw.{key}": value for key, value in change.items()}
 
 
+class Muon(MatrixOptimizer, WithMoments):
+    """Muon (Jordan et al. 2024): momentum whose matrices are orthogonalised by Newton-Schulz iterations."""
+
+    type: Literal["muon"]
+    momentum: Decay = 0.95
+    """Decay of the average of the gradients."""
+    nesterov: bool = True
+    """Look ahead by one step of momentum."""
+    iterations: Annotated[int, Field(ge=1, le=20)] = 5
+    """Newton-Schulz iterations at each step."""
+    scale: Literal["width", "rms"] = "width"
+    """How updates depend on a matrix's shape. `width` multiplies them by sqrt(max(1, outputs / inputs)), as published;
+    `rms` by 0.2 sqrt(max(inputs, outputs)), which makes them as large as AdamW's (Liu et al. 2025), so that a
+    learning rate tuned for AdamW fits."""
+    weight_decay: NotNegative = 0.1
+
+    implementation: ClassVar[str] = "trainkit.optim.muon"
+    averages: ClassVar[int] = 1
+
+
+class Soap(MatrixOptimizer):
+    """Adam in the eigenbasis of Shampoo's preconditioners (Vyas et al. 2024, arXiv:2409.11321).
+
+    The first step only looks at the gradient and changes nothing. All state is float32: where a gradient has no part in
+    a direction of the basis, a rounded average would have one, divided by next to nothing.
+    """
+
+    type: Literal["soap"]
+    betas: tuple[Decay, Decay] = (0.95, 0.95)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+    preconditioner_decay: Decay | None = None
+    """Decay of the averages of gradient x gradient^T. If absent, the second of `betas`."""
+    every: Count = 10
+    """Steps from one update of the eigenbasis to the next."""
+    longest_side: Count = 10_000
+    """Sides longer than this are not preconditioned."""
+    weight_decay: NotNegative = 0.01
+
+    implementation: ClassVar[str] = "trainkit.optim.soap"
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "longest_side"})
+
+    def state_bytes(self, shape: Shape) -> int:
+        sides = [side for side in shape[-2:] if side <= self.longest_side]
+        return 8 * math.prod(shape) + 8 * math.prod(shape[:-2]) * sum(side**2 for side in sides)
+
+
+class Shampoo(MatrixOptimizer, WithMoments):
+    """Gradients preconditioned on both sides by inverse fourth roots (Gupta et al. 2018), in blocks, with steps as
+    large as those of another rule (Anil et al. 2021, arXiv:2002.09018)."""
+
+    type: Literal["shampoo"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the average of the directions, and of the averages of gradient x gradient^T and of squares."""
+    eps: Positive = 1e-6
+    """Added to the preconditioners' diagonals before the root, as a share of their norm."""
+    block: Annotated[int, Field(ge=2)] = 1024
+    """The greatest side of a preconditioner: longer sides of a matrix are divided into equal blocks."""
+    every: Count = 10
+    """Steps from one computation of the roots to the next."""
+    graft: Literal["adam", "sgd", "none"] = "adam"
+    """Each matrix's step is as long as that of Adam without momentum, that of gradient descent, or Shampoo's own."""
+    weight_decay: NotNegative = 0.01
+
+    implementation: ClassVar[str] = "trainkit.optim.shampoo"
+    averages: ClassVar[int] = 2
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "block", "graft"})
+
+    def state_bytes(self, shape: Shape) -> int:
+        rows, columns = (blocks_of(side, self.block) for side in shape[-2:])
+        both = rows[1] ** 2 + columns[1] ** 2
+        kept = (1 + (self.graft == "adam")) * moment_bytes(shape, self.moments)
+        return kept + 8 * math.prod(shape[:-2]) * rows[0] * columns[0] * both
+
+
+def blocks_of(side: int, longest: int) -> tuple[int, int]:
+    """Return the number of equal blocks that a side of a matrix is divided into, and their length: the fewest that are
+    at most `longest`. The last one is filled with zeros."""
+    count = -(-side // longest)
+    return count, -(-side // count)
+
+
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
     """Whether a parameter is a matrix between hidden layers: its last two axes are inputs and outputs.
 
@@ -69,4 +138,4 @@ def is_hidden_matrix(name: str, shape: Shape) -> bool:
 
 
 #: Those of this file, for `sections/optimizer.py` to list.
-OPTIMIZERS = (Muon,)
+OPTIMIZERS = (Muon, Soap, Shampoo)
