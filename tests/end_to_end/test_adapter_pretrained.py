@@ -17,7 +17,7 @@ import pytest
 from fake_hub import COMMIT, serving
 from small_families import model
 from tokenizers import Tokenizer
-from trainer import RECIPE, arrays, environment, trainkit, workplace
+from trainer import BARE, arrays, environment, trainkit, workplace
 
 from trainkit import models
 from trainkit.cli import run as running
@@ -51,9 +51,8 @@ BEGUN = '[adapter]\npretrained = "adapter"\nlearning_rate_ratio = 4.0\n'
 
 
 def recipe(adapter: str, name: str) -> str:
-    text = RECIPE.replace(_FAMILY, 'pretrained = "base"\n').replace(_TOKENIZER, adapter).replace('"tiny"', f'"{name}"')
-    text = text.replace("[evaluate]\nevery = 10\n", "").replace("steps = 24", f"steps = {STEPS}")
-    return text.replace("keep_every = 6", f"keep_every = {BEFORE}")
+    text = BARE.replace(_FAMILY, 'pretrained = "base"\n').replace(_TOKENIZER, adapter).replace('"tiny"', f'"{name}"')
+    return text.replace("steps = 24", f"steps = {STEPS}").replace("keep_every = 6", f"keep_every = {BEFORE}")
 
 
 def begun(spec: Any) -> Any:
@@ -65,7 +64,7 @@ def begun(spec: Any) -> Any:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`base`, a checkpoint with a tokenizer; `adapter`, which a run trained on it; recipes that begin with either."""
-    place = workplace(tmp_path_factory.mktemp("begun"), RECIPE)
+    place = workplace(tmp_path_factory.mktemp("begun"), BARE)
     (place / "first.toml").write_text(recipe(FRESH, "first"))
     (place / "on.toml").write_text(recipe(BEGUN, "on"))
     base = place / "base"

@@ -385,7 +385,7 @@ def test_the_speed_is_told_where_the_peak_is_known(tmp_path):
 
 
 def test_a_resumed_attempt_computes_with_what_the_one_before_it_chose(tmp_path):
-    trainer.workplace(tmp_path, trainer.RECIPE.replace("micro_batch_size = 1", ""))
+    trainer.workplace(tmp_path, trainer.BARE.replace("micro_batch_size = 1", ""))
     run = tmp_path / "runs" / "tiny"
     here = Devices(count=1)
     assert previous_choice(run, here) is None
