@@ -207,6 +207,10 @@ def test_a_run_that_ends_while_it_is_watched_is_offered_no_commands_any_more(run
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert footer(dashboard) >= COMMANDS
+        keys = list(dashboard.screen.query(FooterKey))
+        dashboard.refresh_bindings()
+        await pilot.pause()
+        assert list(dashboard.screen.query(FooterKey)) == keys, "the same keys are not made again"
         with (run / NAME).open("a") as file:
             file.write(json.dumps({**last, "message": ""}) + "\n")
         await until(lambda: not footer(dashboard) & COMMANDS, pilot)

@@ -73,6 +73,9 @@ class Footer(AllKeys):
     """As many keys as fit, none of them cut; the help, at the right end, lists the others. Keys that can do nothing now
     are left out."""
 
+    #: What the keys that are there were composed of.
+    _composed_of: list[tuple[object, ...]] | None = None
+
     def compose(self) -> ComposeResult:
         app = cast("KeyedApp", self.app)
         for key in super().compose():
@@ -80,8 +83,20 @@ class Footer(AllKeys):
                 yield key
 
     async def recompose(self) -> None:
+        shown = self._bindings_in_force()
+        if shown == self._composed_of:
+            return  # textual asks at every change of the focus and of the screen
         await super().recompose()
+        self._composed_of = shown
         self.call_after_refresh(self._fit)  # the keys have their places after the next refresh
+
+    def _bindings_in_force(self) -> list[tuple[object, ...]]:
+        """Return all that the keys are composed of."""
+        app = cast("KeyedApp", self.app)
+        return [
+            (active.binding, active.enabled, active.tooltip, app.offers(active.binding.action))
+            for active in self.screen.active_bindings.values()
+        ]
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._fit)
