@@ -14,7 +14,7 @@ from pathlib import Path
 import fake_run
 import pytest
 from tmux import Terminal, end_all, needs_tmux
-from trainer import LIMIT, workplace
+from trainer import BARE, LIMIT, workplace
 
 from trainkit.dashboard.app import NAMES
 from trainkit.events.attempts import process_alive
@@ -25,12 +25,14 @@ pytestmark = needs_tmux
 
 #: Of a run that is running, evaluating or saving: the last two last for a moment.
 AT_WORK = "  ● "
+#: It only trains: runs that do not end by themselves would evaluate and save all the time.
+RECIPE = BARE.replace("keep_every = 6\n", "")
 
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     try:
-        terminal = Terminal(workplace(tmp_path))
+        terminal = Terminal(workplace(tmp_path, RECIPE))
         yield terminal
         terminal.close()
     finally:
