@@ -193,6 +193,7 @@ def make_plan(
     steps = _steps(recipe, data, tokens_per_step)
     flops_per_token = _matmul_flops_per_token(recipe, vocab_size=vocab_size)
     flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
+    flops_per_token += 6 * recipe.model.matmul_parameters_once() // length
     total_tokens = round(steps * tokens_per_step)
     return Plan(
         steps=steps,

@@ -94,6 +94,10 @@ class ModelSpec(Spec):
     def matmul_parameters(self, *, vocab_size: int) -> int:
         """Return how many parameters every position is multiplied with: embeddings looked up by index do not count."""
 
+    def matmul_parameters_once(self) -> int:
+        """Return how many parameters one vector of each sequence is multiplied with: those of a head that scores it."""
+        return 0
+
     @abstractmethod
     def activation_floats_per_token(
         self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False

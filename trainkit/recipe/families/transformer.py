@@ -128,9 +128,15 @@ class Transformer(Pretrained):
         return dense | linear(f"{CLASSIFIER}.output", d, self.head.width, bias=layers.bias)
 
     def head_matrices(self, *, vocab_size: int) -> int:
-        """Return how many numbers the matrices of its head have."""
+        """Return how many numbers the matrices of its head have that every position is multiplied with."""
         if self.predicts_tokens:
             return vocab_size * self.hidden
+        return 0 if self.head.kind == "sequence" else self._class_matrices()
+
+    def matmul_parameters_once(self) -> int:
+        return self._class_matrices() if self.head.kind == "sequence" else 0
+
+    def _class_matrices(self) -> int:
         return sum(math.prod(shape) for shape in self.head_shapes().values() if len(shape) == 2)
 
     def head_layers(self, kind: HeadKind) -> HeadLayers:
