@@ -16,8 +16,8 @@ from trainkit.tasks import build
 from trainkit.tasks.statistics import Ratio
 
 WRONG = {
-    'type = "f1"': 'type = "f1" needs label and predicted, which task.type = "causal-lm" does not predict: metrics'
-    " that fit are none",
+    'type = "f1"': 'type = "f1" needs label and predicted, which task.type = "causal-lm" does not predict: no'
+    " metric fits it",
     'type = "f2"': 'expected "accuracy"',
     'average = "macro"': 'metrics.0.type = None: expected "accuracy"',
     'type = "mcc"\nname = "a/b"': 'metrics.0.name = "a/b": use letters',

@@ -99,9 +99,12 @@ class Evaluate(Spec):
             if not metric.fits(predicted):
                 known: list[Any] = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
                 fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.fits(predicted))
+                others = f"metrics that fit are {fitting}" if fitting else "no metric fits it"
+                if task.writes and self.generate is None:
+                    others += " without [evaluate.generate]"
                 raise ValueError(
                     f'{key} needs {" and ".join(sorted(metric.predictions))}, which task.type = "{task.type}" does not'
-                    f" predict: metrics that fit are {fitting or 'none'}"
+                    f" predict: {others}"
                 )
             if metric.label in reported:
                 raise ValueError(
