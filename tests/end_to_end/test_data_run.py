@@ -110,6 +110,7 @@ def test_documents_in_which_nothing_is_learned_end_the_run_before_its_first_step
     done = trainkit(tmp_path, *recipe, "--set", f'tokenizer={{path="{file}"}}')
     assert done.returncode == 2, done.stderr
     assert "none are learned" in done.stderr and "inspect" in done.stderr
+    assert "compiled" not in done.stdout, "what is tokenised is checked before the step is compiled"
     assert not [event for event in read(tmp_path / "runs" / "tiny") if event["type"] == "step"]
 
 

@@ -89,7 +89,8 @@ def prepare_training(
 
     Args:
         check_data: raises if training would learn nothing. A resumed attempt calls it before its start is accepted; a
-            new run calls it once its step is compiled, because its first tokens may come later than that.
+            new run calls it at once if all of its data is tokenised, and otherwise once its step is compiled, because
+            its first tokens may come later than that.
         restart: has the plan, after running out of memory.
     """
 
@@ -102,6 +103,8 @@ def prepare_training(
     plan, was_chosen = hosts.from_first(lambda: _plan(directory, recipe, cache, size, restart))
     if cache.tokenizer is not None:
         check_tokenizer(recipe.task, cache.tokenizer)
+    if cache.train.complete and store.newest(directory) is None:
+        check_data()
     built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
     stop = Stop()
     with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
