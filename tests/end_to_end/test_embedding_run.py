@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from data_room import write_rows
-from paired import recipe_text
+from paired_rows import recipe_text
 from reference import Reference
 from test_classification_run import SIZES, VOCAB, tokenizer
 from trainer import WORDS, evaluations, losses, run_of, trainkit

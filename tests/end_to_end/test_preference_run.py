@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trainer
 from data_room import write_rows
-from paired import answer_pairs, recipe_text
+from paired_rows import answer_pairs, recipe_text
 from reference import Reference as TorchReference
 from trainer import Trainer, arrays, evaluations, losses, run_of, trainkit
 

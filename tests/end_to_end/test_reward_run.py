@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from data_room import write_rows
-from paired import answer_pairs, recipe_text
+from paired_rows import answer_pairs, recipe_text
 from reference import Reference
 from trainer import evaluations, losses, run_of, trainkit
 

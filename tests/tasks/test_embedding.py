@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paired import padded, sums
+from paired_rows import padded, sums
 from test_preference_losses import LENGTH, SPEC, VOCAB
 from test_reward import batch_of, pairs
 

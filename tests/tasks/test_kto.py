@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from data_room import write_rows
 from fixed_configs import FIXED
-from paired import judged_answers, mean_and_gradient, padded, recipe_text, sums
+from paired_rows import judged_answers, mean_and_gradient, padded, recipe_text, sums
 from parity import _as_tensors, _read
 from reference import Reference
 from test_preference_losses import batch_of, fresh, pairs

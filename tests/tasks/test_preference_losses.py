@@ -9,7 +9,7 @@ import pytest
 from fixed_configs import FIXED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paired import halves, mean_and_gradient, padded, sums
+from paired_rows import halves, mean_and_gradient, padded, sums
 from parity import GRADIENT, _as_tensors, _read
 from reference import Reference, reference  # noqa: F401 (a fixture)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fixed_configs import ENCODERS, FIXED
-from paired import halves, mean_and_gradient, padded, sums
+from paired_rows import halves, mean_and_gradient, padded, sums
 from parity import GRADIENT, _as_tensors, _read
 from reference import Reference
 from test_preference_losses import LENGTH, pairs
