@@ -309,7 +309,7 @@ def test_what_is_no_recipe_file_is_told_with_those_that_are(tmp_path, monkeypatc
     own = ROOT / "recipes"
     for name, hint in (
         ("x/quickstar.toml", f"did you mean {own}/quickstart.toml?"),
-        ("x/y.toml", f"recipes in {own}: classify.toml, "),
+        ("x/y.toml", f"recipes in {own}: answer.toml, "),
     ):
         assert wrong(Path(name)).startswith(f"{name}: there is no such file\nhint: {hint}")
     Path("pyproject.toml").write_text("")  # is no recipe, and is not offered as one
