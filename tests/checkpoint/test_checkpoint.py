@@ -302,7 +302,7 @@ def test_as_many_rolling_checkpoints_stay_as_the_recipe_says(tmp_path: Path, kee
     assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2, 3, 4][-keep_last:]
 
 
-def test_one_flipped_bit_in_the_newest_rolling_checkpoint_leaves_another_one_to_go_on_from(tmp_path: Path) -> None:
+def test_one_flipped_bit_in_the_newest_rolling_checkpoint_leaves_another_one_to_continue_from(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, kind="rolling")
     flip_a_bit(at(tmp_path, 3))
     found = restore_newest(tmp_path, read, on_damaged=lambda directory, error: None)
@@ -397,7 +397,7 @@ def test_a_mark_that_comes_while_its_checkpoint_is_being_removed_saves_it(
     assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2]
 
 
-def test_a_mark_is_no_damage_and_stays_where_its_step_is_saved_anew(tmp_path: Path) -> None:
+def test_a_mark_is_no_damage_and_stays_where_its_step_is_saved_again(tmp_path: Path) -> None:
     save(tmp_path, 1, kind="rolling")
     checkpoint_files.mark(at(tmp_path, 1), keep=True)
     assert store.verify(at(tmp_path, 1)) == []

@@ -70,7 +70,7 @@ def started(kind: str, *, torch: str = "", rounds: int = 2, limit: float = 120.0
     return step_contenders.compare(GPT2, [entry], arguments, on_gpu=False, apart=True)[entry]
 
 
-def test_a_contender_that_cannot_be_started_is_told_with_the_reason() -> None:
+def test_a_contender_that_cannot_be_started_is_reported_with_the_reason() -> None:
     assert started("torch", torch="/no/such/python").error == "/no/such/python: No such file or directory"
     absent = started("absent")
     assert started("jax", limit=0.0).error == "not done in time:"
@@ -90,7 +90,7 @@ def test_a_contender_gives_as_many_samples_as_it_is_asked_for() -> None:
     assert all(sample["step"] > 0 and sample["peak"] > 1 << 20 for sample in result.samples)
 
 
-def test_speed_is_told_against_the_first_that_has_samples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_is_shown_against_the_first_that_has_samples(capsys: pytest.CaptureFixture[str]) -> None:
     def result(*seconds: float) -> Result:
         ready = {"losses": [4.0, 3.0], "first_step": 1.0, "facts": {"flops_per_token": 1000}}
         return Result(ready=ready, samples=[{"step": s, "peak": s * 1e9} for s in seconds])

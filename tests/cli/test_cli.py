@@ -162,7 +162,7 @@ def test_check_knows_batches_that_no_device_can_split(call, tmp_path):
     assert "train.batch_size = 6 or 9; or train.micro_batch_size = 1, 2 or 4" in err
 
 
-def test_explain_tells_value_origin_meaning_and_what_is_allowed(call, tmp_path):
+def test_explain_shows_value_origin_meaning_and_what_is_allowed(call, tmp_path):
     write(tmp_path)
     out = call("explain", "sample.toml", "train.micro_batch_size")[1]
     assert out.splitlines() == [
@@ -188,7 +188,7 @@ def test_the_schema_is_json_that_knows_every_section(call):
     assert {"extends", "schema", "model", "train"} <= json.loads(out)["properties"].keys()
 
 
-def test_the_version_is_told(call):
+def test_version_prints_the_version(call):
     assert call("--version") == (DONE, f"trainkit {trainkit.__version__}\n", "")
 
 

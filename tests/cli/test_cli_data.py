@@ -106,7 +106,7 @@ def test_an_exported_cache_is_read_as_one(place: Path) -> None:
     assert runs(of_tokens.stdout) == runs(of_text.stdout)
 
 
-def test_a_cache_of_another_version_is_refused_with_the_command_that_makes_it_anew(place: Path) -> None:
+def test_a_cache_of_another_version_is_refused_with_the_command_that_makes_it_again(place: Path) -> None:
     (place / "cache" / "shards").mkdir(parents=True)
     done = trainkit(place, "cache-data", "tiny.toml")
     assert done.returncode == 2 and "another version" in done.stderr and "--rebuild" in done.stderr

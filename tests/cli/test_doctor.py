@@ -63,7 +63,7 @@ NO_GPU = {
 
 
 @pytest.mark.parametrize("wrong", NO_GPU)
-def test_why_there_is_no_gpu_is_told_with_the_way_out(wrong: str) -> None:
+def test_why_there_is_no_gpu_is_reported_with_the_way_out(wrong: str) -> None:
     facts, problem, hint = NO_GPU[wrong]
     found = why_no_gpu(facts)
     assert problem in found.problem and hint in found.hint
@@ -112,7 +112,7 @@ SICK = {
 
 
 @pytest.mark.parametrize("what", SICK)
-def test_what_is_wrong_is_found_alone_and_told_with_its_fix(what: str) -> None:
+def test_what_is_wrong_is_found_alone_and_reported_with_its_fix(what: str) -> None:
     facts, level, where, fix = SICK[what]
     (found,) = [one for one in bad_or_doubtful(facts) if not (what == "a driver that hangs" and one.what == "gpu")]
     assert (found.level, found.what) == (level, where) and fix in found.fix
@@ -184,7 +184,7 @@ def test_the_memory_in_the_report_is_what_trainers_plan_with(monkeypatch: pytest
     assert doctor.look().memory is None
 
 
-def test_the_command_tells_of_this_machine_as_lines_and_as_json(tmp_path: Path) -> None:
+def test_the_command_describes_this_machine_as_lines_and_as_json(tmp_path: Path) -> None:
     told = trainer.trainkit(tmp_path, "doctor", "--json")
     findings = json.loads(told.stdout)["findings"]
     levels = {finding["level"] for finding in findings}

@@ -102,7 +102,7 @@ WRONG_DATA = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_DATA)
-def test_data_that_cannot_be_used_is_told_with_its_place_and_leaves_no_run(
+def test_data_that_cannot_be_used_is_reported_with_its_place_and_leaves_no_run(
     call: Call, tmp_path: Path, wrong: str
 ) -> None:
     make, path, where, problem, hint = WRONG_DATA[wrong]
@@ -145,7 +145,9 @@ def test_a_group_that_matches_nothing_is_found_before_anything_is_tokenised(call
     assert "cached" not in out and there(tmp_path) == before and not (tmp_path / "cache/shards").exists()
 
 
-def test_a_batch_that_cannot_be_split_is_told_with_its_line_and_batches_that_can(call: Call, tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_split_is_reported_with_its_line_and_batches_that_can(
+    call: Call, tmp_path: Path
+) -> None:
     workplace(tmp_path, RECIPE.replace("batch_size = 8", "batch_size = 12", 1), documents=5)
     before = there(tmp_path)
     code, out, err = call("run", "tiny.toml", "--plain")
@@ -285,7 +287,7 @@ def test_a_disk_that_takes_no_run_is_named_and_has_nothing_left_on_it(call: Call
     assert not list(disk.path.iterdir())
 
 
-def test_without_room_for_a_checkpoint_the_earlier_ones_stay_and_the_run_goes_on_once_there_is(
+def test_without_room_for_a_checkpoint_the_earlier_ones_stay_and_the_run_continues_once_there_is(
     tmp_path: Path, disk: Disk
 ) -> None:
     workplace(tmp_path)

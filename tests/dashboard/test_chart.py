@@ -344,7 +344,7 @@ def test_without_colours_later_curves_are_drawn_with_a_letter_each() -> None:
         ("", 0, 4e4, "20k"),
     ],
 )
-def test_shares_bytes_and_large_numbers_are_told_in_their_units(
+def test_shares_bytes_and_large_numbers_are_shown_in_their_units(
     unit: ticks.Unit, low: float, high: float, told: str
 ) -> None:
     assert told in [text for _, text in ticks.linear(low, high, most=4, unit=unit)]

@@ -58,7 +58,7 @@ def test_plus_and_minus_zoom_brackets_pan_and_0_shows_all_and_every_chart_says_s
     drive(run, steps, size=WIDE)
 
 
-def test_what_is_zoomed_in_does_not_move_while_the_run_goes_on(run: Path) -> None:
+def test_what_is_zoomed_in_does_not_move_while_the_run_continues(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("plus")
         before = loss(app).picture().window
@@ -74,7 +74,7 @@ def test_what_is_zoomed_in_does_not_move_while_the_run_goes_on(run: Path) -> Non
     drive(run, steps, size=WIDE)
 
 
-def test_the_crosshair_stands_at_the_same_step_in_every_chart_and_tells_the_values_there(run: Path) -> None:
+def test_the_crosshair_stands_at_the_same_step_in_every_chart_and_shows_the_values_there(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("x")
         await pilot.pause()
@@ -135,7 +135,7 @@ def test_with_a_crosshair_the_batch_of_its_step_is_opened(run: Path, key: str) -
     drive(run, steps, size=WIDE)
 
 
-def test_marks_under_the_crosshair_are_told(run: Path) -> None:
+def test_marks_under_the_crosshair_are_reported(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         app.viewport.point(300, pinned=True)
         await pilot.pause()
@@ -328,7 +328,7 @@ def test_a_close_look_at_a_thinned_run_shows_its_exact_points(run: Path, monkeyp
     drive(run, steps, size=WIDE)
 
 
-def test_the_help_tells_the_keys_of_the_charts_and_under_it_they_do_nothing(run: Path) -> None:
+def test_the_help_shows_the_keys_of_the_charts_and_under_it_they_do_nothing(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("question_mark")
         await pilot.pause()

@@ -68,7 +68,7 @@ def test_any_data_make_a_picture_that_can_be_read_and_stays_in_sight(
         assert -WIDTH < float(element.get("x", "nan")) < 2 * WIDTH and 0 < float(element.get("y", "nan")) <= HEIGHT
 
 
-def test_what_is_cut_off_and_what_is_no_number_is_marked_and_smoothing_is_told() -> None:
+def test_what_is_cut_off_and_what_is_no_number_is_marked_and_smoothing_is_reported() -> None:
     values = [math.sin(i / 9) for i in range(400)]
     values[100], values[200] = 900.0, math.nan
     curve = Curve(series(values), theme.TRAIN, theme.TRAIN_BAND, metric="a/b")
@@ -77,7 +77,7 @@ def test_what_is_cut_off_and_what_is_no_number_is_marked_and_smoothing_is_told()
     assert "▲" not in texts(drawn([curve], look=ChartOptions(whole=True)))
 
 
-def test_what_a_legend_tells_is_the_last_exact_point_that_is_shown_and_the_axis_says_what_it_counts() -> None:
+def test_what_a_legend_shows_is_the_last_exact_point_that_is_shown_and_the_axis_says_what_it_counts() -> None:
     exact = {"a/b": series([3.0, 2.0, 1.5], [10, 11, 12])}
     curve = Curve(thinned([9.0] * 64, limit=8), theme.TRAIN, metric="a/b")
     found = texts(drawn([curve], window=StepRange(10, 12), exact=exact, over="tokens"))

@@ -51,7 +51,7 @@ def test_a_key_sends_its_command_and_the_answer_is_shown(
     assert commands == [parse_command(command)]
 
 
-def test_p_on_a_paused_run_lets_it_go_on(run: Path, commands: list[Command]) -> None:
+def test_p_on_a_paused_run_lets_it_continue(run: Path, commands: list[Command]) -> None:
     paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
     with (run / NAME).open("a") as file:
         file.write(paused)
@@ -182,7 +182,7 @@ def test_where_the_trainer_refuses_its_word_is_shown(run: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["readonly", "replay"])
-def test_who_may_only_look_sends_nothing_and_is_told_so(run: Path, commands: list[Command], why: str) -> None:
+def test_a_read_only_viewer_sends_nothing_and_says_so(run: Path, commands: list[Command], why: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         keys = ["S", "D", "c", "e", "p", "s", "R"]
         await pilot.press(*keys)
@@ -299,7 +299,7 @@ def test_the_present_factor_is_the_last_that_was_sent() -> None:
     assert present_rate(view) == "0.25"
 
 
-def test_the_factor_of_a_log_is_the_present_one_until_the_run_goes_on_from_before_it(tmp_path: Path) -> None:
+def test_the_factor_of_a_log_is_the_present_one_until_the_run_continues_from_before_it(tmp_path: Path) -> None:
     where = {"t": 1.0, "attempt": 1}
     none = {"total_steps": None, "detail": ""}
     view = View()

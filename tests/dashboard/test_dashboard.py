@@ -38,7 +38,7 @@ def shown(widget: Widget) -> bool:
     return widget.display and widget.size.area > 0
 
 
-def test_one_frame_tells_the_name_the_state_the_progress_and_the_loss(run: Path) -> None:
+def test_one_frame_shows_the_name_the_state_the_progress_and_the_loss(run: Path) -> None:
     frame = once(run, width=120, height=40)
     for told in ("quickstart", "● running", "step 300 / 600", "50%", "ETA", "tok/s", "ago"):
         assert told in frame, told
@@ -90,7 +90,7 @@ def test_where_there_is_room_for_one_panel_tab_shows_the_next(run: Path) -> None
     drive(run, steps, size=(60, 20))
 
 
-def test_the_help_comes_and_goes_and_polling_goes_on_under_it(run: Path) -> None:
+def test_the_help_comes_and_goes_and_polling_continues_under_it(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("question_mark")
         await pilot.pause()
@@ -115,7 +115,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     drive(tmp_path, steps)
 
 
-def test_a_run_that_is_begun_anew_while_it_is_watched_is_shown_from_its_beginning(run: Path) -> None:
+def test_a_run_that_is_begun_again_while_it_is_watched_is_shown_from_its_beginning(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         fake_run.write(run, fake_run.events(5, total=7))
         await until(lambda: (dashboard.view.step, dashboard.view.total_steps) == (5, 7), pilot)

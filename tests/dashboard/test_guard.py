@@ -90,14 +90,14 @@ def test_a_viewer_whose_parent_is_killed_hangs_up_and_restores_the_terminal(run:
         assert viewer.is_whole()
 
 
-def test_leaving_it_is_success_and_tells_how_to_come_back(run: Path) -> None:
+def test_leaving_it_is_success_and_shows_how_to_come_back(run: Path) -> None:
     with viewing(run) as viewer:
         viewer.type(b"q")
         assert viewer.end() == 0 and viewer.is_whole()
         assert b"trainkit watch" in viewer.written[viewer.written.rindex(b"\x1b[?1049l") :]
 
 
-def test_it_stops_and_goes_on_with_the_process_that_draws(run: Path) -> None:
+def test_it_stops_and_continues_with_the_process_that_draws(run: Path) -> None:
     with viewing(run) as viewer:
         os.kill(viewer.child(), signal.SIGSTOP)
         viewer.wait(lambda: b"\nState:\tT" in Path(f"/proc/{viewer.process.pid}/status").read_bytes())
@@ -142,7 +142,7 @@ def test_where_no_color_is_set_no_colour_is_sent(run: Path) -> None:
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])
-def test_a_terminal_that_cannot_move_its_cursor_is_told_so(run: Path, term: str) -> None:
+def test_a_terminal_that_cannot_move_its_cursor_gets_an_error(run: Path, term: str) -> None:
     viewer = Viewer(run, TERM=term)
     try:
         assert viewer.end() == 2
@@ -152,7 +152,7 @@ def test_a_terminal_that_cannot_move_its_cursor_is_told_so(run: Path, term: str)
         viewer.close()
 
 
-def test_a_viewer_whose_terminal_is_gone_ends_though_nobody_tells_it(run: Path) -> None:
+def test_a_viewer_whose_terminal_is_gone_ends_by_itself(run: Path) -> None:
     with viewing(run) as viewer:
         viewer.until(rb"step 50")
         os.close(viewer.terminal)  # it is the terminal of no session: the kernel sends no signal

@@ -54,7 +54,7 @@ def picture(path: Path, size: tuple[int, int] = (12, 8)) -> Path:
     return path
 
 
-def test_a_sample_with_an_image_and_predictions_is_written_read_and_told_in_a_line(tmp_path: Path) -> None:
+def test_a_sample_with_an_image_and_predictions_is_written_read_and_reported_in_a_line(tmp_path: Path) -> None:
     log = EventLog(tmp_path, attempt=1)
     fields = {"prompt": "p", "text": "t", "seconds": 0.1}
     log.write("sampled", step=1, **fields, image="samples/1.png", predictions=PREDICTIONS, expected="dog\x1b")
@@ -147,7 +147,7 @@ def test_a_damaged_image_is_drawn_or_a_word(tmp_path: Path, data: st.DataObject,
     assert isinstance(found, str) or max(found.size) <= images.SIDE
 
 
-def test_a_hostile_sample_is_inert_and_the_page_goes_on(tmp_path: Path) -> None:
+def test_a_hostile_sample_is_inert_and_the_page_continues(tmp_path: Path) -> None:
     picture(tmp_path / "run" / "ok.png")
     labels = [[HOSTILE, 0.5], ["x" * 500, float("1e9")], ["", -1]]
     run = write(

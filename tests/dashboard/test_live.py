@@ -101,7 +101,7 @@ def test_what_nobody_is_to_wait_for_redraws_everything_at_once_and_a_step_alone_
     drive(run, steps, size=(120, 40))
 
 
-def test_until_a_log_has_been_read_nothing_is_told_of_what_its_middle_says(tmp_path: Path) -> None:
+def test_until_a_log_has_been_read_its_middle_is_not_reported(tmp_path: Path) -> None:
     first = [{**event, "pid": 1 << 22} if "pid" in event else event for event in fake_run.events(500, total=900)]
     told = [*first, *fake_run.events(900, attempt=2, resumed_from=400, total=900)]
     source = LogFollower(fake_run.write(tmp_path / "long", told))

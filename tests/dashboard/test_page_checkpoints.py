@@ -104,7 +104,7 @@ def test_y_copies_a_command_that_a_shell_takes_apart_rightly(run: Path) -> None:
     drive(run, steps)
 
 
-def test_v_verifies_the_chosen_one_and_tells_what_is_wrong_with_each_array(run: Path) -> None:
+def test_v_verifies_the_chosen_one_and_shows_what_is_wrong_with_each_array(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("v", "v")
         await pilot.pause()
@@ -138,7 +138,7 @@ def test_m_has_a_checkpoint_kept_and_no_longer(run: Path) -> None:
     drive(run, steps)
 
 
-def test_a_mark_that_somebody_else_made_is_seen_and_one_that_cannot_be_made_is_told(run: Path) -> None:
+def test_a_mark_that_somebody_else_made_is_seen_and_one_that_cannot_be_made_is_reported(run: Path) -> None:
     (run / "checkpoints" / "200" / "keep").mkdir()
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
@@ -164,7 +164,7 @@ def test_who_may_only_look_marks_nothing(run: Path, why: str) -> None:
     drive(run, steps, **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
 
 
-def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:
+def test_the_manifest_of_the_chosen_one_is_reported(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for told in ("data 2 × fsdp 1", "2 × cpu", "jax 0.10.2", "1.7 MB", "3b789e", "trainkit resume"):
             assert told in detail(dashboard), told
@@ -230,7 +230,7 @@ def test_a_damaged_manifest_is_described_never_fatal(tmp_path: Path, text: str) 
     assert facts and all(isinstance(part, str) for fact in facts for part in fact)
 
 
-def test_a_manifest_as_the_trainer_writes_it_is_told_in_full(tmp_path: Path) -> None:
+def test_a_manifest_as_the_trainer_writes_it_is_shown_in_full(tmp_path: Path) -> None:
     write(tmp_path, manifest(7, mesh={}, metrics={"validation/x/loss": math.nan}))
     facts = dict(manifest_facts(tmp_path))
     assert facts["mesh"] == "none: one device" and facts["arrays"] == "1" and "NaN" in facts["metrics"]

@@ -124,7 +124,7 @@ def test_m_and_the_arrows_go_through_the_metrics_of_all_the_runs(run: Path) -> N
     drive(run, steps, size=(200, 50))
 
 
-def test_the_table_tells_the_results_and_the_keys_that_differ_as_trainkit_compare_does(run: Path) -> None:
+def test_the_table_shows_the_results_and_the_keys_that_differ_as_trainkit_compare_does(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await choose("slow", pilot, dashboard)
         lines = [line.split("│")[-2].split() for line in frame(dashboard).split("\n") if line.count("│") > 1]

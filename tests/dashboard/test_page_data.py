@@ -152,7 +152,7 @@ def test_the_mixture_is_the_last_epochs_of_each_source_and_the_wait_a_share_of_t
     assert hostile.isprintable() and seen == pytest.approx(0.3) and other == ("b", 2.0)
 
 
-def test_the_reader_tells_an_error_in_words_and_nothing_of_a_traceback(tmp_path: Path) -> None:
+def test_the_reader_shows_an_error_in_words_and_nothing_of_a_traceback(tmp_path: Path) -> None:
     reader = BatchReader(tmp_path / "none", lambda: None)
     batch = reader._inspect(0)
     assert isinstance(batch, Batch) and "there is no run" in batch.error and "Traceback" not in batch.error

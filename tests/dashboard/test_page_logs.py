@@ -87,7 +87,7 @@ def test_nothing_of_a_line_is_lost_by_wrapping_and_nothing_is_wider_than_it_may_
     assert all(Content(part).cell_length <= width for part in found)
 
 
-def test_of_lines_that_were_there_before_nothing_is_wrapped_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_lines_that_were_there_before_nothing_is_wrapped_again(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped: list[str] = []
     hanging = lines._hanging
 

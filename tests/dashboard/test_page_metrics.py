@@ -163,7 +163,7 @@ def test_the_change_is_the_last_tenth_against_the_first_of_what_is_shown() -> No
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=20, max_size=200))
-def test_what_is_told_of_a_thinned_series_is_what_is_told_of_the_whole_one(values: list[float]) -> None:
+def test_a_thinned_series_reports_the_same_as_the_whole_one(values: list[float]) -> None:
     few = Series(limit=16)
     for step, value in enumerate(values, 1):
         few.add(step, value)
@@ -378,7 +378,7 @@ def test_every_size_shows_at_least_the_selected_chart_and_nothing_outside() -> N
 
 
 @pytest.mark.parametrize("size", SIZES[:4])
-def test_the_line_above_the_grid_is_not_cut_and_tells_what_the_change_is_where_it_can(size: tuple[int, int]) -> None:
+def test_the_line_above_the_grid_is_not_cut_and_shows_what_the_change_is_where_it_can(size: tuple[int, int]) -> None:
     async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         line = str(page.query_one(".status", Static).render())
         assert "…" not in line and "train/loss" in line

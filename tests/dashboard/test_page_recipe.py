@@ -66,7 +66,7 @@ def test_every_value_is_read_with_the_origin_that_the_resolved_recipe_notes(run:
     assert entries["train.steps"].meaning == "Length of the run in steps (optimiser updates)."
 
 
-def test_the_changes_are_told_attempt_by_attempt_the_newest_first(run: Path) -> None:
+def test_the_changes_are_shown_attempt_by_attempt_the_newest_first(run: Path) -> None:
     told = [(attempt, [(c.key, c.old, c.new) for c in changes]) for attempt, changes in read(run).changes]
     values = [
         (attempt, [(key, old.value, new.value) for key, old, new in found if old and new]) for attempt, found in told

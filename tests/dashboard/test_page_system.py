@@ -66,7 +66,7 @@ def facts(page: SystemPage) -> str:
     return str(page.query_one("#system-facts > Static", Static).content)
 
 
-def test_it_tells_step_times_the_plan_the_devices_the_host_and_versions(tmp_path: Path) -> None:
+def test_it_shows_step_times_the_plan_the_devices_the_host_and_versions(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         told = facts(page)
         for expected in ("last 200 steps", "200.5 ms", "290.0 ms", "10.0% of the time"):
@@ -104,7 +104,7 @@ def test_before_there_is_anything_it_says_in_words_what_will_be_here(tmp_path: P
     drive(fake_run.write(tmp_path / "empty", []), steps)
 
 
-def test_devices_that_do_not_tell_their_memory_have_no_chart_of_it(tmp_path: Path) -> None:
+def test_devices_that_do_not_report_their_memory_have_no_chart_of_it(tmp_path: Path) -> None:
     told = events(20)
     for event in told:
         if event["type"] == "step":
@@ -131,7 +131,7 @@ def test_every_core_has_its_block_in_the_order_of_their_numbers(shares: list[flo
         assert block == " " if math.isnan(share) else BLOCKS.index(block) == min(7, int(8 * share))
 
 
-def test_cores_power_and_utilization_are_told_where_the_trainer_tells_them(tmp_path: Path) -> None:
+def test_cores_power_and_utilization_are_reported_where_the_trainer_shows_them(tmp_path: Path) -> None:
     told = events(20)
     for event in told:
         if event["type"] == "step":
@@ -156,7 +156,7 @@ def test_cores_power_and_utilization_are_told_where_the_trainer_tells_them(tmp_p
     drive(fake_run.write(tmp_path / "other", events(20)), without)
 
 
-def test_where_a_step_goes_its_speed_and_the_heat_are_told_and_an_unknown_peak_as_such(tmp_path: Path) -> None:
+def test_where_a_step_goes_its_speed_and_the_heat_are_reported_and_an_unknown_peak_as_such(tmp_path: Path) -> None:
     told = events(20)
     for event in told:
         if event["type"] == "step":
@@ -229,7 +229,7 @@ def test_what_is_new_is_drawn_and_where_nothing_is_new_nothing_is(tmp_path: Path
     drive(run, steps)
 
 
-def test_the_versions_told_are_those_of_the_last_attempt(tmp_path: Path) -> None:
+def test_the_versions_shown_are_those_of_the_last_attempt(tmp_path: Path) -> None:
     second = fake_run.events(30, attempt=2, resumed_from=20)
     second[0]["versions"] = {"jax": "9.9.9"}
     run = fake_run.write(tmp_path / "run", [*events(20), *second])

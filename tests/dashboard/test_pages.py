@@ -180,7 +180,7 @@ def test_the_log_scrolls_by_keys_and_f_goes_back_to_the_newest_line(run: Path) -
 @pytest.mark.parametrize(
     ("page", "told"), [("logs", "evaluated held-out"), ("samples", "argparse"), ("compare", "tokens/s")]
 )
-def test_y_copies_what_a_page_tells(run: Path, page: str, told: str) -> None:
+def test_y_copies_what_a_page_shows(run: Path, page: str, told: str) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("y")
         assert told in app.clipboard

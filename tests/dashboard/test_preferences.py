@@ -42,7 +42,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 @given(text=st.one_of(st.binary(max_size=200), st.just(b"[" * 100_000), st.just(b"")))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_is_as_none(tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_file_counts_as_missing(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "file").write_bytes(text)
     assert preferences.read(tmp_path / "file") == Preferences()
 

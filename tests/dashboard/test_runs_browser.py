@@ -118,7 +118,7 @@ def read(run: Path) -> summaries.RunSummary:
     return summary.facts
 
 
-def test_checkpoints_that_are_kept_are_told_of_a_run(runs: Path) -> None:
+def test_the_kept_checkpoints_of_a_run_are_listed(runs: Path) -> None:
     for step in (10, 9, 8):
         (runs / "best" / "checkpoints" / str(step)).mkdir(parents=True)
     for step in (10, 9):
@@ -172,7 +172,7 @@ def test_of_a_long_log_only_a_sample_of_the_steps_is_parsed(tmp_path: Path, monk
     assert len(parsed) < 500 and facts.step == 5000 and facts.loss == folded(told).last(LOSS)
 
 
-def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginning(tmp_path: Path) -> None:
+def test_a_run_that_grows_is_read_on_and_one_that_is_begun_again_from_its_beginning(tmp_path: Path) -> None:
     told = fake_run.events(20, total=40)
     run = fake_run.write(tmp_path / "run", told)
     summary = SummaryReader(run)
@@ -352,7 +352,7 @@ def test_every_column_sorts_the_list_and_its_head_says_so(runs: Path) -> None:
     browse(runs, steps, size=(160, 40))
 
 
-def test_the_list_tells_state_step_best_loss_and_age_of_each_run(runs: Path) -> None:
+def test_the_list_shows_state_step_best_loss_and_age_of_each_run(runs: Path) -> None:
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         row = next(line for line in frame(app).split("\n") if "poor" in line and "failed" in line)
         view = folded(ended(20, factor=3, total=40))

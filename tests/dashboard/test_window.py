@@ -27,7 +27,7 @@ def page(dashboard: Dashboard) -> str | None:
     return dashboard.screen_stack[0].query_one(ContentSwitcher).current
 
 
-def test_the_help_tells_every_key_in_force_on_every_page(run: Path) -> None:
+def test_the_help_shows_every_key_in_force_on_every_page(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for number, name in enumerate(NAMES, 1):
             await pilot.press(str(number))

@@ -252,7 +252,7 @@ def test_a_source_with_a_small_weight_is_seen_as_often_as_it_says(tmp_path):
     assert seen == 5
 
 
-def test_too_little_text_for_one_example_is_told(tmp_path):
+def test_too_little_text_for_one_example_is_reported(tmp_path):
     room.write_jsonl(tmp_path / "a.jsonl", ["a"])
     recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", encoding={"eos": False})
     with pytest.raises(TrainkitError, match="1 tokens in 1 documents make no example") as caught:

@@ -60,7 +60,7 @@ def test_a_new_model_s_documents_begin_with_no_token_unless_the_recipe_says_so(t
     assert not begins(recipe, load(tmp_path / "made" / "tokenizer.json"))
 
 
-def test_a_begin_that_is_asked_for_and_is_not_there_is_told(tmp_path):
+def test_a_begin_that_is_asked_for_and_is_not_there_is_reported(tmp_path):
     with pytest.raises(TrainkitError, match="no beginning-of-text token"):
         build.build(recipe_with(tmp_path, "qwen", bos=True))
 

@@ -163,7 +163,7 @@ def test_the_same_size_and_time_do_not_hide_a_change_made_in_the_moment_of_readi
     assert second.fingerprint != first.fingerprint
 
 
-def test_the_size_of_plain_text_is_told_right_from_the_first_unit_on_also_where_some_is_cached(tmp_path, monkeypatch):
+def test_the_size_of_plain_text_is_right_from_the_first_unit_on_also_where_some_is_cached(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "_REPORT_INTERVAL", -1.0)  # tells at every tick
     old = room.write_texts(tmp_path / "text/old", 20) / "**/*.txt"
     new = room.write_texts(tmp_path / "text/new", 20, first=100) / "**/*.txt"
@@ -219,7 +219,7 @@ def test_a_damaged_cache_is_made_whole_again(tmp_path, damage):
     assert room.stored(tmp_path) == before
 
 
-def test_a_file_that_changes_while_it_is_read_is_told_and_nothing_of_it_is_kept(tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_reported_and_nothing_of_it_is_kept(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("before", encoding="utf-8")
     original = LoadedTokenizer.encode_batch
@@ -327,7 +327,7 @@ def test_two_processes_that_cache_the_same_at_once_do_no_harm(tmp_path):
     assert room.stored(tmp_path / "both") == room.stored(tmp_path / "alone")
 
 
-def test_a_disk_that_takes_no_more_is_told_with_the_path_and_nothing_half_written_stays(tmp_path):
+def test_a_disk_that_takes_no_more_is_reported_with_the_path_and_nothing_half_written_stays(tmp_path):
     (tmp_path / "a.txt").write_text(room.text(0, words=20_000), encoding="utf-8")
     recipe = room.recipe(tmp_path, tmp_path / "a.txt")
 
@@ -340,7 +340,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_path_and_nothing_half_writte
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-def test_a_full_and_a_read_only_disk_are_told(tmp_path):
+def test_a_full_and_a_read_only_disk_are_reported(tmp_path):
     room.write_texts(tmp_path / "text", 30)
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
     cache = tmp_path / "cache"
@@ -363,7 +363,7 @@ def test_a_full_and_a_read_only_disk_are_told(tmp_path):
             subprocess.run(["umount", cache], check=True)
 
 
-def test_a_file_where_the_cache_should_be_is_told(tmp_path):
+def test_a_file_where_the_cache_should_be_is_reported(tmp_path):
     room.write_texts(tmp_path / "text", 3)
     (tmp_path / "cache").write_text("in the way", encoding="utf-8")
     with pytest.raises(TrainkitError, match="cannot write the token cache") as caught:
@@ -383,7 +383,7 @@ def test_abandoned_temporary_files_are_swept_and_fresh_ones_are_not(tmp_path):
     assert [path.name for path in directory.glob(".tmp-*")] == [".tmp-fresh"]
 
 
-def test_holding_out_nothing_or_everything_is_told(tmp_path):
+def test_holding_out_nothing_or_everything_is_reported(tmp_path):
     (tmp_path / "a.txt").write_text("one document", encoding="utf-8")
     with pytest.raises(TrainkitError, match="holds out none") as caught:
         caches.build(room.recipe(tmp_path, tmp_path / "a.txt", held_out=0.001))
@@ -392,7 +392,7 @@ def test_holding_out_nothing_or_everything_is_told(tmp_path):
         caches.build(room.recipe(tmp_path, tmp_path / "a.txt", held_out=0.9999))
 
 
-def test_progress_that_is_as_it_was_is_not_told_again(monkeypatch):
+def test_progress_that_is_as_it_was_is_not_reported_again(monkeypatch):
     monkeypatch.setattr(jobs, "_REPORT_INTERVAL", -1.0)  # tells at every tick
     told: list[jobs.CachingProgress] = []
     reporter = jobs.Reporter("train", 1, told.append)

@@ -35,7 +35,9 @@ def small_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("held_out", [0.0, 0.3])
-def test_a_unit_that_is_interrupted_goes_on_with_the_part_that_is_missing(tmp_path, monkeypatch, small_parts, held_out):
+def test_a_unit_that_is_interrupted_continues_with_the_part_that_is_missing(
+    tmp_path, monkeypatch, small_parts, held_out
+):
     room.write_jsonl(tmp_path / "a.jsonl", [room.text(i, 20) for i in range(100)])
     caches.build(room.recipe(tmp_path / "whole", tmp_path / "a.jsonl", held_out=held_out))
     expected = room.stored(tmp_path / "whole")
@@ -170,7 +172,7 @@ def test_only_one_at_a_time_has_a_claim(tmp_path):
 
 
 @pytest.mark.parametrize("version", [1, shards.FORMAT + 1, "no json"])
-def test_a_cache_of_another_version_is_refused_with_the_command_that_makes_it_anew(tmp_path, version):
+def test_a_cache_of_another_version_is_refused_with_the_command_that_makes_it_again(tmp_path, version):
     room.write_texts(tmp_path / "text", 3)
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
     fingerprint = caches.build(recipe).fingerprint

@@ -194,7 +194,7 @@ def test_what_was_left_out_is_counted(tmp_path):
     assert ("info", "1 document has no text and was left out") in messages
 
 
-def test_what_was_skipped_is_told_by_reason_with_its_share_of_documents_and_of_bytes(tmp_path):
+def test_what_was_skipped_is_reported_by_reason_with_its_share_of_documents_and_of_bytes(tmp_path):
     room.write_jsonl(tmp_path / "a.jsonl", DISTINCT[:50])
     size = sum(len(text.encode()) for text in DISTINCT[:50])
     rows = [{"text": number} for number in range(7)] + [{"body": "x" * 30}] * 2

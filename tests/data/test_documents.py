@@ -64,7 +64,7 @@ def test_numbers_of_a_row_are_written_in_a_template_and_other_things_are_not():
         assert refused(reading, {"n": wrong}).problem == f"'n' is {called}, neither a string nor a number"
 
 
-def test_an_unknown_key_is_told_with_the_keys_there_are_and_the_nearest():
+def test_an_unknown_key_is_reported_with_the_keys_there_are_and_the_nearest():
     row = {"question": "q", "answer": "a"}
     found = refused(RowReading(document=template_of("{questions}")), row)
     assert found.problem == "has no 'questions'; found: 'question', 'answer'"
@@ -85,7 +85,7 @@ def test_an_unknown_key_is_told_with_the_keys_there_are_and_the_nearest():
         ("", "no key in braces"),
     ],
 )
-def test_a_template_that_cannot_be_understood_is_told_before_anything_is_read(template, problem):
+def test_a_template_that_cannot_be_understood_is_reported_before_anything_is_read(template, problem):
     documents: list[Document] = [template_of(template), Prompt(type="prompt", prompt="{a}", response=template)]
     for document in documents:
         with pytest.raises(TrainkitError, match=problem) as caught:
@@ -118,7 +118,7 @@ def test_an_empty_response_is_refused():
     assert refused(RowReading(document=document), {"q": "x", "a": ""}).problem == "has an empty response"
 
 
-def test_half_of_a_surrogate_pair_is_told_with_its_key():
+def test_half_of_a_surrogate_pair_is_reported_with_its_key():
     row = {"a": "fine", "b": "\ud800", "c": 1}
     pair = Labelled(type="labelled", texts=("a", "b"), label="c")
     for reading in (RowReading(keys=("a", "b")), RowReading(document=template_of("{a}{b}")), RowReading(document=pair)):
@@ -147,7 +147,7 @@ def test_the_keys_that_are_needed_are_those_that_documents_are_made_of():
     assert needed(Chat(type="chat")) is None
 
 
-def test_the_signature_tells_apart_what_makes_other_documents_and_nothing_else():
+def test_the_signature_distinguishes_what_makes_other_documents_and_nothing_else():
     readings = [
         RowReading(),
         RowReading(keys=("a",)),
@@ -197,7 +197,7 @@ def test_a_section_of_a_template_is_written_where_the_row_has_a_value_for_its_ke
         ("{?a}{/b}", "the '{/b}' at character 5 is out of place: {/a} is missing before it"),
     ],
 )
-def test_a_section_that_is_not_ended_is_told_before_anything_is_read(template, problem):
+def test_a_section_that_is_not_ended_is_reported_before_anything_is_read(template, problem):
     with pytest.raises(TrainkitError) as caught:
         check(template_of(template))
     assert problem in caught.value.problem

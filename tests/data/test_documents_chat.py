@@ -190,7 +190,7 @@ def test_a_template_that_drops_earlier_thinking_is_refused_without_generation_bl
     assert learned(made(THINKING, messages, learn="last")) == "<think>e</think>f<|im_end|>\n"
 
 
-def test_a_turn_that_does_not_go_on_from_the_text_that_asks_for_it_is_refused():
+def test_a_turn_that_does_not_continue_the_text_that_asks_for_it_is_refused():
     text = plain(CHATML).replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>'")
     problem, hint = made(text, turns("a", "b"))
     assert "messages[1] does not continue the text that asks for it" in problem
@@ -247,7 +247,7 @@ def test_a_template_whose_blocks_are_never_reached_is_refused():
     ],
 )
 @pytest.mark.parametrize("text", [CHATML, plain(CHATML)])
-def test_a_row_that_is_no_conversation_is_told(text, row, problem, hint):
+def test_a_row_that_is_no_conversation_is_reported(text, row, problem, hint):
     found = make_chat(a_chat(), a_template(text), row, 0)
     assert isinstance(found, tuple)
     assert problem in found[0]
@@ -365,7 +365,7 @@ def test_special_tokens_come_from_the_files_beside_the_tokenizer(tmp_path):
     assert found.special_tokens == (("bos_token", "<b>"), ("eos_token", "<e>"))
 
 
-def test_a_special_token_that_nothing_names_is_told_before_the_model_never_learns_to_stop(tmp_path):
+def test_a_special_token_that_nothing_names_is_reported_before_the_model_never_learns_to_stop(tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
     with pytest.raises(TrainkitError, match="writes bos_token, but the tokenizer's files do not define") as caught:
         resolve_template(chosen(template=MISTRAL), tokenizer)
@@ -398,7 +398,7 @@ def test_without_any_template_one_is_shown_that_works(tmp_path):
         ("missing.jinja", "cannot read the chat template: No such file", "missing.jinja"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_told_at_once(tmp_path, template, problem, where):
+def test_a_template_that_cannot_be_used_is_reported_at_once(tmp_path, template, problem, where):
     with pytest.raises(TrainkitError) as caught:
         resolve_template(chosen(template=template), tmp_path / "tokenizer.json")
     assert problem in caught.value.problem
@@ -409,14 +409,14 @@ def test_a_template_that_cannot_be_used_is_told_at_once(tmp_path, template, prob
     ("content", "problem"),
     [("{", "is not JSON"), ("[]", "is a list, not an object")],
 )
-def test_a_damaged_configuration_is_told(tmp_path, content, problem):
+def test_a_damaged_configuration_is_reported(tmp_path, content, problem):
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
     with pytest.raises(TrainkitError, match=problem) as caught:
         resolve_template(chosen(template=CHATML), tmp_path / "tokenizer.json")
     assert caught.value.where == str(tmp_path / "tokenizer_config.json")
 
 
-def test_several_templates_without_a_default_are_told(tmp_path: Path):
+def test_several_templates_without_a_default_are_reported(tmp_path: Path):
     several = {"chat_template": [{"name": "tools", "template": "x"}, {"name": "rag", "template": "y"}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(several), encoding="utf-8")
     with pytest.raises(TrainkitError, match="none is named 'default': tools, rag"):
@@ -458,7 +458,7 @@ def test_a_turn_that_is_marked_so_is_not_learned_and_its_mark_is_not_for_the_tem
         ({1: {"weight": 0}}, "last", "'messages' has nothing to learn: train = false or weight = 0 on each"),
     ],
 )
-def test_marks_that_cannot_be_followed_are_told(marks, learn, problem):
+def test_marks_that_cannot_be_followed_are_reported(marks, learn, problem):
     messages = [message | marks.get(k, {}) for k, message in enumerate(turns("a", "b"))]
     found = made(CHATML, messages, learn=learn)
     assert isinstance(found, tuple)

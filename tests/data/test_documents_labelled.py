@@ -76,7 +76,7 @@ def test_a_label_is_a_number_or_the_name_of_a_class(found, classes, label):
         ({"text": "a", "label": "z"}, tuple("abcdefghijk"), "'h' and 3 more", "add it to document.classes"),
     ],
 )
-def test_a_row_that_cannot_be_labelled_is_told(row, classes, problem, hint):
+def test_a_row_that_cannot_be_labelled_is_reported(row, classes, problem, hint):
     found = labelled(row, classes=classes)
     assert isinstance(found, tuple)
     assert problem in found[0]
@@ -217,7 +217,7 @@ def test_what_is_no_image_is_refused_with_the_reason(found, problem):
     assert problem in refused[0]
 
 
-def test_an_image_that_is_not_there_is_told_with_its_path(tmp_path):
+def test_an_image_that_is_not_there_is_reported_with_its_path(tmp_path):
     problem, hint = imaged("cat.png", base=str(tmp_path))
     assert problem == f"cannot read the image {tmp_path / 'cat.png'}: No such file or directory"
     assert hint == f"relative paths are relative to {tmp_path}"

@@ -157,7 +157,7 @@ def test_spans_of_lines_are_together_the_whole_file(tmp_path_factory, rows, data
     assert found == documents(one(path)) == dict(enumerate(rows))
 
 
-def test_a_mistake_in_a_span_is_told_with_its_line_in_the_file(tmp_path):
+def test_a_mistake_in_a_span_is_reported_with_its_line_in_the_file(tmp_path):
     lines = as_lines(["a", "b"]), b"{\n"
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
     refused: list[Refused] = []
@@ -332,7 +332,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_document_that_cannot_be_read_stops_with_its_place_or_is_skipped_and_told(tmp_path, case):
+def test_a_document_that_cannot_be_read_stops_with_its_place_or_is_skipped_and_reported(tmp_path, case):
     name, content, expected = WRONG[case]
     (tmp_path / name).write_bytes(content)
     file = one(tmp_path / name)
@@ -367,7 +367,7 @@ def test_of_a_cut_file_the_documents_before_the_cut_are_read(tmp_path):
     assert [found.place for found in refused] == [f":{len(pieces) + 1}"]
 
 
-def test_json_that_is_a_file_of_lines_is_told_how_to_be_read(tmp_path):
+def test_json_that_is_a_file_of_lines_is_reported_with_how_to_read_it(tmp_path):
     (tmp_path / "a.json").write_bytes(GOOD + GOOD)
     _, (found,) = refusals(one(tmp_path / "a.json"))
     assert 'format = "jsonl"' in found.hint
@@ -497,7 +497,7 @@ WRONG_ARRAYS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_ARRAYS)
-def test_an_array_that_is_none_of_token_ids_is_told(tmp_path, case):
+def test_an_array_that_is_none_of_token_ids_is_reported(tmp_path, case):
     name, write, expected = WRONG_ARRAYS[case]
     write(tmp_path / name)
     _, refused = refusals(tokens(tmp_path / name))

@@ -26,7 +26,7 @@ def test_an_object_is_read_and_a_missing_one_is_empty_where_it_may_be_missing(tm
         (b"3", "is a number, not an obj"),
     ],
 )
-def test_a_file_that_holds_no_object_is_told(tmp_path, content, problem):
+def test_a_file_that_holds_no_object_is_reported(tmp_path, content, problem):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(TrainkitError, match=problem) as caught:
         read_object(tmp_path / "a.json", missing_ok=True)

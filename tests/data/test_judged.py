@@ -99,7 +99,7 @@ def test_a_sequence_that_is_cut_off_is_shown_as_it_is_learned(tmp_path: Path) ->
     ],
     ids=["word", "number", "null", "empty"],
 )
-def test_a_row_that_cannot_be_used_is_told_with_its_place(tmp_path: Path, changes: Any, problem: str) -> None:
+def test_a_row_that_cannot_be_used_is_reported_with_its_place(tmp_path: Path, changes: Any, problem: str) -> None:
     with pytest.raises(TrainkitError, match=problem) as told:
         caches.build(recipe_of(tmp_path, [row(1), row(2) | changes]))
     assert "answers.jsonl:2" in str(told.value.where)

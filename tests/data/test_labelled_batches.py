@@ -62,7 +62,7 @@ def test_an_epoch_of_images_has_each_once_with_its_label(tmp_path: Path, stored:
         recipe.task.check_documents(recipe.data.train)
 
 
-def test_an_image_that_does_not_decode_is_told_with_its_row_or_skipped(tmp_path: Path) -> None:
+def test_an_image_that_does_not_decode_is_reported_with_its_row_or_skipped(tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(encoded(picture(0)))
     (tmp_path / "bad.png").write_bytes(encoded(picture(1))[:40])
     rows = [{"image": name, "label": 0} for name in ("good.png", "bad.png")]

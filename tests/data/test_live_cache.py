@@ -183,7 +183,7 @@ def test_what_is_wrong_with_the_whole_is_raised_where_all_of_it_is_waited_for(tm
         cache.wait()
 
 
-def test_closing_a_growing_cache_ends_its_work_and_who_waits_is_told(tmp_path, monkeypatch):
+def test_closing_a_growing_cache_ends_its_work_and_the_wait_for_it(tmp_path, monkeypatch):
     (path,) = write_sources(tmp_path, [60])
     opened = threading.Event()
     room.before_each_unit(monkeypatch, lambda unit: opened.wait(60))
@@ -273,7 +273,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def test_a_stage_of_weights_shows_only_the_sources_that_it_weighs_and_goes_on_where_each_was(tmp_path):
+def test_a_stage_of_weights_shows_only_the_sources_that_it_weighs_and_continues_where_each_was(tmp_path):
     paths = [room.write_jsonl(tmp_path / f"{n}.jsonl", [f"{n}{i}" for i in range(4000)]) for n in "ab"]
     stages: list[Any] = [((0, 1.0), (4, 0.0), (8, 1.0)), 1.0]
     named = [{"path": str(p), "weight": w, "name": p.stem} for p, w in zip(paths, stages, strict=True)]
@@ -287,7 +287,7 @@ def test_a_stage_of_weights_shows_only_the_sources_that_it_weighs_and_goes_on_wh
         assert seen == list(range(len(seen))), "without a gap over the stages"
 
 
-def test_the_first_mistake_is_the_one_that_is_told_however_the_work_is_divided_and_all_before_it_is_there():
+def test_the_first_mistake_is_the_one_that_is_reported_however_the_work_is_divided_and_all_before_it_is_there():
     def job(number: int, stop: jobs.Stop) -> int:
         if number in (3, 5):
             raise ValueError(number)
@@ -307,7 +307,7 @@ def test_the_first_mistake_is_the_one_that_is_told_however_the_work_is_divided_a
         assert {0, 1, 2} <= set(seen)
 
 
-def test_what_was_skipped_before_and_may_not_be_now_is_told_where_the_data_is_waited_for(tmp_path):
+def test_what_was_skipped_before_and_may_not_be_now_is_reported_where_the_data_is_waited_for(tmp_path):
     path = room.write_jsonl(tmp_path / "a.jsonl", ["some text", "more text"])
     with path.open("a") as file:
         file.write("no json\n")

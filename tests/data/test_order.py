@@ -127,7 +127,7 @@ weighed = st.lists(st.floats(0, 10), min_size=3, max_size=3).filter(lambda weigh
     weights=st.lists(weighed, min_size=5, max_size=5),
     seed=st.integers(0, 9),
 )
-def test_every_stage_of_a_mixture_has_its_shares_and_each_source_goes_on_where_it_was(lengths, weights, seed):
+def test_every_stage_of_a_mixture_has_its_shares_and_each_source_continues_where_it_was(lengths, weights, seed):
     begins = [0, *np.cumsum(lengths).tolist()]
     mixture = Mixture(list(zip(begins, weights, strict=False)), seed=seed)
     ends = [*begins[1:], begins[-1] + 3 * MIXTURE_BLOCK]

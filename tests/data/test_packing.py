@@ -138,7 +138,7 @@ def test_more_documents_than_are_packed_together_are_still_there_once(monkeypatc
 
 
 @pytest.mark.parametrize("spec", [Windows(type="windows"), Pack(type="pack"), Pad(type="pad", too_long="split")])
-def test_what_goes_on_in_the_next_shard_is_framed_like_a_document(spec):
+def test_what_continues_in_the_next_shard_is_framed_like_a_document(spec):
     ends = np.array([3, 9], np.uint32)
     assert spans_of(find_spans(spec, 5, ends, 17)) == spans_of(find_spans(spec, 5, np.append(ends, np.uint32(17)), 17))
     assert spans_of(find_spans(spec, 5, np.zeros(0, np.uint32), 8)) == spans_of(

@@ -161,7 +161,9 @@ def test_what_is_cut_off_or_dropped_is_counted_for_a_whole_set(tmp_path: Path) -
     ],
     ids=["equal", "no chosen", "no rejected"],
 )
-def test_a_row_without_a_preference_is_told_with_its_place_or_skipped_and_counted(tmp_path, changes, problem) -> None:
+def test_a_row_without_a_preference_is_reported_with_its_place_or_skipped_and_counted(
+    tmp_path, changes, problem
+) -> None:
     rows = [row(1), row(0, chosen="beta ") | changes]
     with pytest.raises(TrainkitError, match=problem) as told:
         caches.build(recipe_of(tmp_path, rows))
@@ -170,7 +172,7 @@ def test_a_row_without_a_preference_is_told_with_its_place_or_skipped_and_counte
     assert cache.train.documents == 1 and cache.left_out.refused == 1
 
 
-def test_answers_that_differ_only_behind_where_they_are_cut_off_are_told_with_their_row(tmp_path: Path) -> None:
+def test_answers_that_differ_only_behind_where_they_are_cut_off_are_reported_with_their_row(tmp_path: Path) -> None:
     long = row(1, chosen="beta " * 40 + "one", rejected="beta " * 40 + "two")
     other = row(2, chosen="beta " * 40, rejected="gamma " * 40)
     recipe = recipe_of(tmp_path, [row(0), long, other], sequence_length=24)
@@ -248,7 +250,7 @@ learning_rate = 1e-3
     ],
     ids=["documents", "task", "sft", "model", "encoding", "reward", "split", "margin", "margins", "loss", "template"],
 )
-def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path, monkeypatch, change, words) -> None:
+def test_what_does_not_fit_is_reported_before_anything_is_tokenised(tmp_path, monkeypatch, change, words) -> None:
     monkeypatch.chdir(tmp_path)
     room.write_rows(tmp_path / "pairs.jsonl", [row(1)])
     (tmp_path / "wrong.toml").write_text(RECIPE.replace(*change))

@@ -234,7 +234,7 @@ def test_a_unit_that_another_process_makes_is_waited_for_while_the_others_are_do
     assert came[-1] == 0
 
 
-def test_a_host_that_sees_another_directory_is_told_from_one_that_is_right(tmp_path, engine, monkeypatch):
+def test_a_host_that_sees_another_directory_is_distinguished_from_one_that_is_right(tmp_path, engine, monkeypatch):
     room.write_texts(tmp_path / "text", 3)
     with pytest.raises(TrainkitError, match="does not see the token cache") as error:
         # a directory that is not there for the worker is one whose mark is gone
@@ -243,7 +243,7 @@ def test_a_host_that_sees_another_directory_is_told_from_one_that_is_right(tmp_p
     assert error.value.where == str(tmp_path / "cache")
 
 
-def test_an_address_without_a_cluster_is_told_in_seconds():
+def test_an_address_without_a_cluster_is_reported_in_seconds():
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as closed:
         nobody, other = (f"127.0.0.1:{one.getsockname()[1]}" for one in (closed, listening))
         closed.close()

@@ -145,7 +145,7 @@ def text_of(recipe: Recipe) -> str:
 
 @pytest.mark.usefixtures("hub_cache")
 @pytest.mark.parametrize("streaming", [False, True])
-def test_directories_of_equal_names_sizes_and_times_are_told_apart_by_what_their_files_hold(tmp_path, streaming):
+def test_directories_of_equal_names_sizes_and_times_are_distinguished_by_what_their_files_hold(tmp_path, streaming):
     for name in ("one", "two"):
         source = saved_set(tmp_path / name, name) | {"streaming": streaming}
         assert text_of(room.recipe(tmp_path, source)) == name

@@ -74,7 +74,7 @@ def test_a_directory_whose_name_looks_like_a_pattern_is_taken_as_written(tmp_pat
     assert len(match_files(str(tmp_path / "odd [1] {a,b}" / "*" / "*.txt"))) == 2
 
 
-def test_a_missing_part_of_a_numbered_set_is_told_though_others_are_there(tmp_path, store):
+def test_a_missing_part_of_a_numbered_set_is_reported_though_others_are_there(tmp_path, store):
     for i in (0, 1, 3):
         (tmp_path / f"s-{i:02d}.txt").write_text("x", encoding="utf-8")
         store.pipe(f"/sources/s-{i:02d}.txt", b"x")
@@ -96,7 +96,7 @@ def test_a_pattern_that_matches_nothing_says_where_it_looked(tmp_path, monkeypat
     assert caught.value.exit_code == WRONG_INPUT
 
 
-def test_a_directory_and_an_unknown_suffix_are_told(tmp_path):
+def test_a_directory_and_an_unknown_suffix_are_reported(tmp_path):
     with pytest.raises(TrainkitError, match="is a directory"):
         listed(tmp_path)
     (tmp_path / "a.doc").write_text("x", encoding="utf-8")
@@ -125,7 +125,7 @@ def test_the_format_goes_by_the_suffix_before_that_of_the_compression(tmp_path):
         list_files(Tokens(type="tokens", path=str(tmp_path / "a.jsonl.zst")), NOWHERE)
 
 
-def test_a_document_of_keys_belongs_to_rows_and_a_bad_template_is_told_at_once(tmp_path):
+def test_a_document_of_keys_belongs_to_rows_and_a_bad_template_is_reported_at_once(tmp_path):
     (tmp_path / "a.txt").touch()
     with pytest.raises(TrainkitError, match="is one text without rows"):
         listed(tmp_path / "a.txt", document={"type": "template", "template": "{a}"})
@@ -179,7 +179,7 @@ def test_files_of_a_store_have_the_order_and_names_of_the_same_files_here(tmp_pa
         ("zip://a.txt::memory://sources/a.zip", "is a chain of URLs", ""),
     ],
 )
-def test_a_url_that_leads_nowhere_is_told(store, url, problem, hint):
+def test_a_url_that_leads_nowhere_is_reported(store, url, problem, hint):
     store.pipe({"/sources/a.txt": b"a", "/sources/part/b.txt": b"b"})
     with pytest.raises(TrainkitError) as caught:
         listed(url)
@@ -189,7 +189,7 @@ def test_a_url_that_leads_nowhere_is_told(store, url, problem, hint):
     assert caught.value.exit_code == WRONG_INPUT
 
 
-def test_a_store_whose_package_is_not_installed_is_told_with_the_package(monkeypatch):
+def test_a_store_whose_package_is_not_installed_is_reported_with_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(TrainkitError, match=r"s3:// needs a package that is not installed: .*s3fs"):
         listed("s3://bucket/a.txt")

@@ -40,7 +40,7 @@ def of_split(parts: list[tuple[str, Piece]], split: str) -> list[Piece]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 3_000_000), line_kinds, shares, st.text("abc", min_size=1, max_size=3))
-def test_the_parts_are_together_the_text_and_end_where_their_split_does_not_go_on(size, line, share, name):
+def test_the_parts_are_together_the_text_and_end_where_their_split_does_not_continue(size, line, share, name):
     text = a_text(size, line)
     parts = divided(text, share, name)
     assert "".join(piece.text for _, piece in parts) == text

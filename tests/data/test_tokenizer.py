@@ -83,7 +83,7 @@ def _wordlevel(vocabulary: dict[str, int]) -> dict:
         (json.dumps(_wordlevel({"a": 0})), "no end-of-text token; looked for <|endoftext|>"),
     ],
 )
-def test_a_file_that_is_no_usable_tokenizer_is_told(tmp_path, content, problem):
+def test_a_file_that_is_no_usable_tokenizer_is_reported(tmp_path, content, problem):
     path = tmp_path / "tokenizer.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TrainkitError, match="(?s)" + problem.replace("|", r"\|")) as caught:
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_usable_tokenizer_is_told(tmp_path, content, problem):
     ("name", "problem"),
     [("missing.json", "no such file"), ("./some/where/else", "no such file"), (".", "holds no tokenizer.json")],
 )
-def test_a_tokenizer_that_is_not_there_is_told(tmp_path, monkeypatch, name, problem):
+def test_a_tokenizer_that_is_not_there_is_reported(tmp_path, monkeypatch, name, problem):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TrainkitError, match=problem):
         room.open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": name}))

@@ -136,7 +136,9 @@ def test_what_the_recipe_says_too_may_be_said_in_its_own_words(here: Path) -> No
     ],
     ids=["rank", "targets", "alpha", "nowhere", "no adapter", "revision", "no such key"],
 )  # fmt: skip
-def test_what_the_recipe_says_otherwise_is_told_with_both(here: Path, overrides: list[str], told: list[str]) -> None:
+def test_what_the_recipe_says_otherwise_is_reported_with_both(
+    here: Path, overrides: list[str], told: list[str]
+) -> None:
     with pytest.raises(TrainkitError) as raised:
         load(Path("on.toml"), overrides)
     assert all(word in str(raised.value) for word in told), str(raised.value)
@@ -237,7 +239,7 @@ def test_an_adapter_for_another_base_is_an_error_that_lists_what_does_not_fit(he
     assert "6 of another shape" in raised.value.problem and str(here / "base") in raised.value.hint
 
 
-def test_a_run_goes_on_without_the_adapter_that_it_began_with_bit_for_bit(place: Path) -> None:
+def test_a_run_continues_without_the_adapter_that_it_began_with_bit_for_bit(place: Path) -> None:
     done = trainkit(place, "run", "on.toml", "--plain")
     assert done.returncode == 0, done.stdout + done.stderr
     whole = place / "runs" / "on"
@@ -289,7 +291,7 @@ def test_an_adapter_that_was_trained_in_four_bit_goes_on_such_a_base_wherever_it
     assert any("in 4 bit" in note for note in notes(full)) and not notes(begun_again)
 
 
-def test_where_the_base_is_not_to_be_had_the_error_names_it(place: Path) -> None:
+def test_where_the_base_is_unavailable_the_error_names_it(place: Path) -> None:
     done = trainkit(place, "generate", str(changed(place, "lost", {"base_model_name_or_path": "/no/such"})), "x")
     assert done.returncode == 2 and "the model that the adapter is for, /no/such, is not available" in done.stderr
     with pytest.raises(TrainkitError, match="does not say which model it is for"):

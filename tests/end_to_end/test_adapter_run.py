@@ -69,7 +69,7 @@ def test_resumed_it_ends_where_the_uninterrupted_run_ended_bit_for_bit(place: Pa
     assert arrays(place / "runs" / "resumed", STEPS) == arrays(whole, STEPS) != arrays(whole, BEFORE)
 
 
-def test_it_does_not_go_on_on_top_of_another_base(place: Path) -> None:
+def test_an_adapter_does_not_continue_on_another_base(place: Path) -> None:
     kept = place / "runs" / "copy" / "recipe.toml"
     kept.write_text(kept.read_text().replace("seed = 0", "seed = 1"))
     done = trainkit(place, "resume", f"runs/copy/{BEFORE}", "--plain")
@@ -124,7 +124,9 @@ def test_the_adapter_alone_is_exported_as_peft_has_it_with_the_run_s_own_tokeniz
         ("[lora]\nrank = 8\n", "it is called adapter here"),
     ],
 )
-def test_what_is_wrong_with_an_adapter_is_told_before_anything_runs(tmp_path: Path, adapter: str, told: str) -> None:
+def test_what_is_wrong_with_an_adapter_is_reported_before_anything_runs(
+    tmp_path: Path, adapter: str, told: str
+) -> None:
     with pytest.raises(TrainkitError) as raised:
         load(write(tmp_path, with_adapter(TEXT, adapter)))
     assert told in str(raised.value)

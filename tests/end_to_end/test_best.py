@@ -97,7 +97,7 @@ def test_kills_between_an_evaluation_and_its_checkpoint_change_neither_the_best_
     assert arrays(run, 12) == arrays(whole, 12) and arrays(run, 3) == arrays(whole, 3)
 
 
-def test_with_more_patience_a_stopped_run_goes_on_from_its_best_checkpoint(stopped: Path, tmp_path: Path) -> None:
+def test_with_more_patience_a_stopped_run_continues_from_its_best_checkpoint(stopped: Path, tmp_path: Path) -> None:
     directory = workplace(tmp_path / "more", EARLY)
     assert trainkit(directory, "run", "tiny.toml", "--plain").returncode == 0
     longer = ("--set", "evaluate.patience=4", "--set", "checkpoint.best.mode=min")

@@ -127,7 +127,7 @@ def copied(place: Path, to: Path, *changes: tuple[str, str]) -> Path:
     return to
 
 
-def test_the_classes_of_held_out_pairs_are_told_by_their_second_texts(uninterrupted: Path) -> None:
+def test_the_classes_of_held_out_pairs_are_reported_by_their_second_texts(uninterrupted: Path) -> None:
     found = losses(uninterrupted)
     assert found[120] < 0.4 < found[1]
     last = evaluations(uninterrupted)[120]

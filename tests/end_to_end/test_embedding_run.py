@@ -109,7 +109,7 @@ def load_text(directory: Path, text: str):
     ],
     ids=["dimensions", "weights", "eos", "first", "documents"],
 )
-def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path: Path, change, words) -> None:
+def test_what_does_not_fit_is_reported_before_anything_is_tokenised(tmp_path: Path, change, words) -> None:
     assert DECODER.count(change[0]) == 1
     with pytest.raises(TrainkitError) as told:
         load_text(tmp_path, DECODER.replace(*change))
@@ -151,7 +151,7 @@ def test_a_batch_that_is_shown_says_which_text_is_the_query(place: Path, monkeyp
     [({"query": "the cat", "positive": " "}, "empty positive"), ({"query": "cat", "positive": "cat"}, "the same text")],
     ids=["empty", "same"],
 )
-def test_a_row_that_cannot_be_used_is_told_with_its_place(tmp_path, monkeypatch, row, problem) -> None:
+def test_a_row_that_cannot_be_used_is_reported_with_its_place(tmp_path, monkeypatch, row, problem) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.jsonl", [{"query": "a", "positive": "b"}, row])
     with pytest.raises(TrainkitError, match=problem) as told:

@@ -142,7 +142,7 @@ def test_parameters_divided_over_devices_train_as_whole_ones_do(place: Path, one
     alike(validation(run), validation(one))
 
 
-def test_a_run_begun_on_eight_devices_goes_on_on_one_and_json_prints_its_events(
+def test_a_run_begun_on_eight_devices_continues_on_one_and_json_prints_its_events(
     place: Path, one: Path, eight: Path
 ) -> None:
     run = place / "runs" / "moved"
@@ -198,7 +198,7 @@ def test_a_second_start_compiles_nothing_and_the_trainer_loads_only_what_trains(
     assert not loaded & {"textual", "rich", "aim", "datasets", "pyarrow", "torch", "transformers"}
 
 
-def test_a_detached_run_goes_on_and_obeys(tmp_path: Path) -> None:
+def test_a_detached_run_continues_and_obeys(tmp_path: Path) -> None:
     workplace(tmp_path)
     run = tmp_path / "runs" / "tiny"
     with Trainer(tmp_path, "run", "tiny.toml", "--detach", "--set", "train.steps=1000000") as starter:

@@ -38,7 +38,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_an_evaluation_that_is_cut_off_at_the_last_step_is_done_by_the_attempt_that_goes_on(
+def test_an_evaluation_that_is_cut_off_at_the_last_step_is_done_by_the_attempt_that_continues(
     tmp_path: Path, uninterrupted: Path, number: int, code: int
 ) -> None:
     workplace(tmp_path, SLOW, documents=300)
@@ -75,7 +75,7 @@ def test_an_error_of_caching_in_the_background_ends_the_run_at_once_with_a_check
     assert store.newest(run).step == last
 
 
-def test_the_log_tells_what_is_owed(tmp_path: Path) -> None:
+def test_the_log_shows_what_is_owed(tmp_path: Path) -> None:
     workplace(tmp_path)
     recipe = load(tmp_path / "tiny.toml", ["statistics.every=5"]).recipe  # evaluates every 10, samples every 12
     log = EventLog(tmp_path, attempt=1)

@@ -71,7 +71,7 @@ def copy(tmp_path: Path, commanded: tuple[Path, int, int]) -> Path:
     return copied(commanded[0], tmp_path)
 
 
-def test_commands_do_what_they_say_and_the_log_tells_of_each(commanded: tuple[Path, int, int]) -> None:
+def test_commands_do_what_they_say_and_the_log_records_each(commanded: tuple[Path, int, int]) -> None:
     run, halved, decayed = commanded
     told = [(e["command"], e["argument"], e["step"], e["total_steps"]) for e in of_kind(run, "control")]
     end = decayed + DECAY

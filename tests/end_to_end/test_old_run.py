@@ -83,7 +83,7 @@ def test_an_old_run_killed_after_it_was_resumed_ends_bit_for_bit_as_if_it_had_no
     assert arrays(run, 6) == arrays(resumed, 6)
 
 
-def test_an_old_run_goes_on_with_the_same_batches_also_without_its_cache(tmp_path: Path) -> None:
+def test_an_old_run_continues_with_the_same_batches_also_without_its_cache(tmp_path: Path) -> None:
     run = unpacked(tmp_path)
     expected = json.loads((tmp_path / "expected.json").read_text())["batches"]
     recipe = recipe_of(run).recipe

@@ -139,7 +139,7 @@ def stopped_at(place: Path, name: str, monkeypatch: pytest.MonkeyPatch, error: E
     return directory
 
 
-def test_a_run_without_memory_goes_on_as_one_that_was_resumed_by_hand_with_the_smaller_micro_batch(
+def test_a_run_without_memory_continues_as_one_that_was_resumed_by_hand_with_the_smaller_micro_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = trainer.BARE.replace("steps = 24", "steps = 12").replace("batch_size = 8", "batch_size = 32")

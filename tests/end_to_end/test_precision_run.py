@@ -18,7 +18,7 @@ def longer(directory: Path, steps: int, *overrides: str, devices: int = 1):
     return trainkit(directory, "resume", "tiny", "--plain", *given, devices=devices)
 
 
-def test_a_run_in_few_bits_goes_on_as_if_it_had_not_ended_and_may_change_what_it_computes_in(tmp_path: Path) -> None:
+def test_a_run_in_few_bits_continues_as_if_it_had_not_ended_and_may_change_what_it_computes_in(tmp_path: Path) -> None:
     run = workplace(tmp_path / "halves", FEW) / "runs" / "tiny"
     done = trainkit(run.parent.parent, "run", "tiny.toml", "--plain", "--set", "schedule.type=constant")
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ def test_what_no_shape_hangs_on_may_be_said_otherwise(place, monkeypatch):
     ],
     ids=["otherwise", "nowhere", "file", "no config", "empty", "revision", "no such key", "revision alone", "foreign"],
 )
-def test_what_is_wrong_is_told_with_its_place(place, monkeypatch, recipe, words):
+def test_what_is_wrong_is_reported_with_its_place(place, monkeypatch, recipe, words):
     with pytest.raises(TrainkitError) as caught:
         here(place, monkeypatch, recipe)
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -188,7 +188,7 @@ def test_a_run_begins_with_the_weights_of_the_checkpoint(place):
     ("damage", "words"),
     [("pickled", "may run any code"), ("cut off", "it is cut off"), ("of another shape", "of another shape")],
 )
-def test_weights_that_cannot_be_had_are_told_before_any_text_is_tokenised(place, run, damage, words):
+def test_weights_that_are_unavailable_are_reported_before_any_text_is_tokenised(place, run, damage, words):
     base = place / damage
     shutil.copytree(place / "base", base)
     weights = base / "model.safetensors"
@@ -362,7 +362,7 @@ def test_an_empty_directory_is_filled_and_stays_the_one_that_it_was(place, expor
     assert here == out
 
 
-def test_a_disk_that_takes_no_more_is_told_as_such(place, run):
+def test_a_disk_that_takes_no_more_is_reported_as_such(place, run):
     script = "import os, resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
     script += "os.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run(

@@ -35,7 +35,7 @@ SCHEDULES: st.SearchStrategy[Schedule] = st.one_of(
     step=st.integers(0, 70),
     ordered=st.just(NEVER) | st.integers(13, 40),
 )
-def test_the_rate_that_is_told_is_the_rate_that_is_trained_with(
+def test_the_rate_that_is_reported_is_the_rate_that_is_trained_with(
     schedule: Schedule, steps: int, step: int, ordered: int
 ) -> None:
     trained = float(learning_rate(schedule, peak=1.0, steps=steps)(step, ordered))

@@ -94,7 +94,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_it_ended(
     ended_alike(run, uninterrupted)
 
 
-def test_a_damaged_newest_checkpoint_is_told_of_and_the_one_before_it_is_used(
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_is_used(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
     run = copied(uninterrupted, tmp_path)
@@ -177,7 +177,7 @@ def test_data_that_teaches_nothing_is_refused_before_the_later_steps_are_dropped
     assert not list((run / "checkpoints").glob("set-aside-*"))
 
 
-def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_aside(
+def test_resuming_a_longer_run_continues_and_from_an_older_step_sets_the_newer_aside(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
     run = copied(uninterrupted, tmp_path)

@@ -128,7 +128,7 @@ def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_r
 
 
 @pytest.mark.parametrize(("before", "after"), [("TERM=dumb", ""), ("", "2> errors.txt")])
-def test_where_no_dashboard_can_be_drawn_a_run_is_trained_and_told_as_lines(
+def test_where_no_dashboard_can_be_drawn_a_run_is_trained_and_reported_as_lines(
     terminal: Terminal, before: str, after: str
 ) -> None:
     command = f"{shlex.quote(sys.executable)} -m trainkit run tiny.toml --set train.steps=3"

@@ -52,7 +52,7 @@ def said(place: Path, *words: str, stdin: str = "", devices: int = 1) -> str:
     return done.stdout
 
 
-def test_each_prompt_is_continued_as_often_as_asked_and_a_seed_tells_which_text_it_was(place: Path) -> None:
+def test_each_prompt_is_continued_as_often_as_asked_and_a_seed_shows_which_text_it_was(place: Path) -> None:
     options = ("--max-tokens", "12", "--top-k", "40", "--top-p", "0.98", "--min-p", "0.001")
     (place / "more.jsonl").write_text('"a dog"\n\n{"prompt": "rain\\n"}\n')
     lines = said(place, "generate", "tiny", "the cat", "--file", "more.jsonl", "--count", "2", "--seed", "4294967295",
@@ -88,7 +88,7 @@ def test_on_many_devices_that_share_the_parameters_and_from_an_export_it_says_th
     assert said(place, "generate", "exported", *options, "--seed", "5") == wanted
 
 
-def test_what_is_not_typed_is_as_the_model_s_own_generation_config_says_which_is_told_once(place: Path) -> None:
+def test_what_is_not_typed_is_as_the_model_s_own_generation_config_says_which_is_reported_once(place: Path) -> None:
     shutil.copytree(place / "runs" / "tiny", place / "runs" / "told")
     config = place / "runs" / "told" / "generation_config.json"
     config.write_text(json.dumps({"do_sample": False, "max_new_tokens": 5, "num_beams": 4}))
@@ -139,7 +139,7 @@ def test_through_pipes_a_line_is_a_turn_and_only_answers_are_on_stdout(templated
     )
 
 
-def test_what_is_told_beside_a_conversation_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_reported_beside_a_conversation_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     session = Session(None, None, None, stop=(), seed=None)  # type: ignore[arg-type]
     session.tell("added to \x1b[2J.jsonl")
     assert capsys.readouterr() == ("", "added to ␛[2J.jsonl\n")

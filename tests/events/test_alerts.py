@@ -148,7 +148,7 @@ def test_each_set_is_judged_by_itself() -> None:
     assert kinds(events) == ["validation-rising"]
 
 
-def test_an_evaluation_that_is_told_again_at_its_step_counts_once() -> None:
+def test_an_evaluation_that_is_reported_again_at_its_step_counts_once() -> None:
     first, second = evaluations([2, 3])
     assert raised([first, second, second, second, second]) == []
 
@@ -216,7 +216,7 @@ def test_a_window_knows_the_median_and_the_mad_of_its_last_values(values: list[f
         assert window.mad == statistics.median_high(abs(value - median) for value in last)
 
 
-def test_a_disk_is_told_of_when_it_has_less_left_than_is_needed(tmp_path: Path) -> None:
+def test_a_disk_is_reported_when_it_has_less_left_than_is_needed(tmp_path: Path) -> None:
     assert disk_alert(tmp_path, 1) is None
     told = disk_alert(tmp_path / "not" / "there yet", 1 << 80)
     assert told is not None and "there yet" in told and "needed" in told

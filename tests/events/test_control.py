@@ -136,7 +136,7 @@ def test_an_unknown_command_is_refused_at_once_and_the_loop_never_sees_it(server
 
 
 @pytest.mark.parametrize(("command", "hint"), [("sav", "did you mean 'save'?"), ("explode", "")])
-def test_a_misspelt_command_is_told_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
+def test_a_misspelt_command_is_reported_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
     with pytest.raises(TrainkitError) as caught:
         send(tmp_path / "never-was", command)
     assert caught.value.problem == f"there is no command '{command}'; the commands are {ALL}"
@@ -205,7 +205,7 @@ def test_the_socket_of_a_dead_trainer_is_replaced_and_that_of_a_living_one_is_no
     assert not (tmp_path / SOCKET).exists()
 
 
-def test_without_a_trainer_the_error_says_how_to_go_on(tmp_path: Path) -> None:
+def test_without_a_trainer_the_error_says_how_to_continue(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "never-was"):
         with pytest.raises(TrainkitError, match=r"no process(.|\n)*trainkit resume"):
             send(directory, "save")

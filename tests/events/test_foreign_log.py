@@ -67,7 +67,7 @@ def test_every_page_shows_a_clear_state_of_a_log_that_is(kind: str, tmp_path: Pa
     asyncio.run(turn_the_pages())
 
 
-def test_a_log_that_cannot_be_read_is_told_and_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported_and_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     assert "its log cannot be read: Is a directory" in once(tmp_path)
 

@@ -248,7 +248,7 @@ def test_a_disk_that_is_full_for_the_index_alone_costs_the_index(
     assert [one.last for one in index.stretches(run)] == [116, 119], "what the full disk tore hides nothing"
 
 
-def test_a_metric_told_by_steps_and_by_evaluations_is_left_to_the_lines(tmp_path: Path) -> None:
+def test_a_metric_reported_by_steps_and_by_evaluations_is_left_to_the_lines(tmp_path: Path) -> None:
     log = EventLog(tmp_path, attempt=1)
     for step in range(1, 50):
         log.write("step", step=step, metrics={"a": 1.0})

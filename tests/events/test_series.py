@@ -99,7 +99,7 @@ def _added(series: Series, step: float, value: float) -> Series:
     return series
 
 
-def test_a_step_that_is_told_again_replaces_what_followed() -> None:
+def test_a_repeated_step_replaces_the_later_ones() -> None:
     series = of([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)])
     series.add(2, 5.0)
     assert (list(series.steps), list(series.values)) == ([1.0, 2.0], [1.0, 5.0])

@@ -87,7 +87,7 @@ def test_a_line_longer_than_the_limit_does_not_stop_the_reading(tmp_path: Path) 
     assert kinds[:2] == ["sampled", "run_started"]
 
 
-def test_lines_that_tell_of_a_step_and_no_others_begin_as_readers_look_for_them(tmp_path: Path) -> None:
+def test_lines_about_a_step_and_no_others_begin_as_readers_look_for_them(tmp_path: Path) -> None:
     log = EventLog(tmp_path, attempt=1)
     for kind, step, fields in fake_run.training(12):
         log.write(kind, step=step, **fields)
@@ -120,7 +120,7 @@ def test_a_series_is_seen_by_numpy_without_a_copy_and_costs_16_bytes_a_point() -
     assert series.steps.itemsize + series.values.itemsize == 16
 
 
-def test_a_step_told_again_replaces_what_was_told_from_there_on() -> None:
+def test_a_repeated_step_replaces_everything_from_it_on() -> None:
     series = Series()
     for step, value in [(1, 1.0), (2, 2.0), (3, 3.0), (2, 9.0), (3, 8.0)]:
         series.add(step, value)
@@ -147,7 +147,7 @@ def test_a_run_took_the_time_of_all_its_attempts_and_not_that_between_them() -> 
     assert view.took == pytest.approx(sum(events[-1]["t"] - events[0]["t"] for events in (first, second)))
 
 
-def test_states_are_told_from_events_and_the_process() -> None:
+def test_states_follow_from_events_and_the_process() -> None:
     events = fake_run.events(5, total=600)
     now = events[-1]["t"] + 1
 
@@ -177,7 +177,7 @@ def test_states_are_told_from_events_and_the_process() -> None:
         assert state(ended, now + 3600, False) == status
 
 
-def test_a_process_is_told_from_another_that_was_given_its_number() -> None:
+def test_a_process_is_distinguished_from_another_that_was_given_its_number() -> None:
     started = process_started(os.getpid())
     assert process_alive(os.getpid(), started) and process_alive(os.getpid(), None)
     if started is not None:
@@ -218,7 +218,7 @@ def test_a_run_that_another_process_is_about_to_resume_is_starting(tmp_path: Pat
         assert not resuming(before, tmp_path), "the process that has this number now began later"
 
 
-def test_how_long_a_step_takes_is_told_by_finite_numbers_alone() -> None:
+def test_how_long_a_step_takes_is_reported_by_finite_numbers_alone() -> None:
     events = fake_run.events(9, total=20)
     steps = [event for event in events if event["type"] == "step"]
     for event, odd in zip(steps, ["nan", "inf", math.inf], strict=False):
@@ -313,7 +313,7 @@ def test_plain_lines_hold_the_first_and_last_step_and_few_between() -> None:
     assert any("    | def main(argv=None):" in line for line in lines)
 
 
-def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
+def test_a_run_that_is_stopped_early_still_shows_its_last_step() -> None:
     printer = plain_log.PlainLog(every=1000.0)
     end = {"type": "run_finished", "t": 2e9, "step": 37, "attempt": 1}
     events = [*fake_run.events(37, total=600), {**end, "status": "stopped", "exit_code": 75, "message": ""}]
@@ -321,7 +321,7 @@ def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
     assert "step  37/600" in lines[-2] and lines[-1].endswith("stopped at step 37")
 
 
-def test_the_clock_of_plain_lines_never_goes_back_though_the_last_step_is_told_after_its_checkpoint() -> None:
+def test_the_clock_of_plain_lines_never_goes_back_though_the_last_step_is_reported_after_its_checkpoint() -> None:
     printer = plain_log.PlainLog(every=1000.0)
     events = fake_run.events(37, total=600)
     last = events[-1]["t"]

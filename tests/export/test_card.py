@@ -27,14 +27,14 @@ MADE = Made(
         ('run.directory="/home/John Smith/runs/"', "…/runs"),
     ],
 )
-def test_of_paths_in_the_recipe_the_last_part_is_told(tmp_path: Path, given: str, told: str) -> None:
+def test_of_paths_in_the_recipe_the_last_part_is_reported(tmp_path: Path, given: str, told: str) -> None:
     path = write(tmp_path / "John Smith")
     recipe = as_told(load(path, [given]))
     assert told in recipe and "# …/sample.toml:4" in recipe and "from …/sample.toml\n" in recipe
     assert not any(part in recipe for part in ("Smith", "it's", str(tmp_path), str(Path.cwd())))
 
 
-def test_cards_of_models_and_of_adapters_tell_base_results_and_recipe() -> None:
+def test_cards_of_models_and_of_adapters_show_base_results_and_recipe() -> None:
     whole = card(MADE, family="llama", parameters=12_345)
     part = adapter_card(MADE, Lora(rank=4), family="llama", parameters=1234, tokenizer=False)
     for found, library in ((whole, "transformers"), (part, "peft")):
@@ -53,7 +53,7 @@ def test_the_card_of_an_adapter_that_was_trained_on_a_base_in_four_bit_says_whic
     assert "BitsAndBytes" not in adapter_card(MADE, Lora(), family="llama", parameters=1, tokenizer=False)
 
 
-def test_a_card_tells_the_commands_that_changed_the_training() -> None:
+def test_a_card_shows_the_commands_that_changed_the_training() -> None:
     told = "after step 400: learning rate 0.5 times the schedule's"
     assert f"- {told}\n" in card(replace(MADE, commands=[told]), family="llama", parameters=1)
     assert "commands" not in card(MADE, family="llama", parameters=1)

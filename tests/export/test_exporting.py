@@ -100,7 +100,7 @@ def test_checkpoints_that_were_written_to_be_exported_replace_each_other_as_roll
     assert [e["step"] for e in of_kind(place / "runs" / "tiny", "checkpoint_saved")] == [9, 18, 24]
 
 
-def test_a_run_that_is_told_to_end_waits_for_its_exports_and_one_that_goes_on_makes_those_that_are_missing(
+def test_a_run_that_is_asked_to_end_waits_for_its_exports_and_one_that_continues_makes_those_that_are_missing(
     tmp_path: Path,
 ) -> None:
     long = PLAIN.replace("steps = 24", "steps = 300").replace("micro_batch_size = 1", "micro_batch_size = 8")
@@ -166,7 +166,7 @@ def test_what_was_given_up_is_set_aside_and_exported_again(place: Path) -> None:
     assert "set aside: the export of step 24" in [event["message"] for event in of_kind(run, "log")]
 
 
-def test_a_checkpoint_beyond_the_step_from_which_a_run_goes_on_is_exported_once_it_is_written_again(
+def test_a_checkpoint_beyond_the_step_from_which_a_run_continues_is_exported_once_it_is_written_again(
     place: Path,
 ) -> None:
     run = shutil.copytree(place / "runs" / "tiny", place / "runs" / "damaged-newest")
@@ -222,7 +222,7 @@ def test_a_checkpoint_stays_until_its_export_has_ended_however_it_ends(tmp_path:
     assert all(alert.endswith(f"; its output is in {as_typed(run.directory / OUTPUT)}") for alert in alerts)
 
 
-def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_checkpoints(tmp_path: Path) -> None:
+def test_a_run_that_stops_waiting_reports_missing_exports_and_keeps_their_checkpoints(tmp_path: Path) -> None:
     run = Run(tmp_path, "export.every=10")
     for step in (10, 20, 30):
         run.save(step)
@@ -322,7 +322,7 @@ def test_what_an_export_that_outlived_its_attempt_has_made_is_not_made_again_and
     log.close()
 
 
-def test_what_the_disk_refuses_is_an_alert_and_training_goes_on(
+def test_what_the_disk_refuses_is_an_alert_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(tmp_path, "export.every=10")
@@ -347,7 +347,7 @@ def test_what_the_disk_refuses_is_an_alert_and_training_goes_on(
     assert _result(["so", '{"bytes": 1, "difference": 0.5}', "and so on"]) == (1, 0.5)
 
 
-def test_a_model_card_tells_evaluations_of_the_run_s_present_course(tmp_path: Path) -> None:
+def test_a_model_card_shows_only_evaluations_that_count(tmp_path: Path) -> None:
     loaded = load(write(tmp_path))
     for attempt, resumed_from, step in ((1, None, 10), (2, 5, 8)):
         log = EventLog(tmp_path, attempt=attempt)
@@ -358,7 +358,7 @@ def test_a_model_card_tells_evaluations_of_the_run_s_present_course(tmp_path: Pa
     assert made_by(tmp_path, loaded, 7).evaluations == {}
 
 
-def test_a_model_card_tells_the_commands_that_changed_what_the_model_had_learned_by_its_step(tmp_path: Path) -> None:
+def test_a_model_card_shows_the_commands_that_changed_what_the_model_had_learned_by_its_step(tmp_path: Path) -> None:
     loaded = load(write(tmp_path))
     log = EventLog(tmp_path, attempt=1)
     log.write("run_started", step=0, **started())

@@ -430,7 +430,7 @@ def test_a_window_that_no_layer_has_is_none():
         ([], "rope_scaling = "),
     ],
 )
-def test_rotary_positions_that_cannot_be_had_are_refused_by_name(scaling, named):
+def test_rotary_positions_that_are_unavailable_are_refused_by_name(scaling, named):
     assert named in refusal(changed("llama-2-7b", rope_scaling=scaling))
 
 
@@ -499,7 +499,7 @@ def test_whatever_a_key_holds_it_is_read_or_refused_in_words(data):
     assert json.dumps(config) == json.dumps(before)
 
 
-def test_numbers_that_make_no_model_are_told_by_their_keys(tmp_path):
+def test_numbers_that_make_no_model_are_reported_by_their_keys(tmp_path):
     config = changed("llama-2-7b", num_attention_heads="32", hidden_size=-1)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(TrainkitError) as caught:

@@ -283,14 +283,14 @@ def test_what_new_rows_are_is_computed_once_for_an_embedding_in_however_many_pie
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_cannot_be_had_is_refused_by_its_key(tmp_path, name, keys):
+def test_what_is_unavailable_is_refused_by_its_key(tmp_path, name, keys):
     saved(tmp_path, name)
     assert read_spec(tmp_path)
     said(tmp_path, **keys)
     assert next(iter(keys)) in refused(tmp_path)
 
 
-def test_all_that_is_wrong_with_a_config_is_told_at_once(tmp_path):
+def test_all_that_is_wrong_with_a_config_is_reported_at_once(tmp_path):
     saved(tmp_path)
     said(tmp_path, hidden_act="relu", a_new_feature=3, quantization_config={})
     text = refused(tmp_path)

@@ -93,7 +93,7 @@ def test_an_export_is_uploaded_whole_and_names_what_it_began_with(place, hub):
     assert json.loads(hub.files["me/mine"]["config.json"])["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_what_the_hub_does_not_have_is_told_with_its_name(place, hub):
+def test_what_the_hub_does_not_have_is_reported_with_its_name(place, hub):
     (place / "none.toml").write_text(FINE.replace("them/base", "them/none"))
     done = ask(place, hub, "check", "none.toml")
     assert done.returncode == 2 and "'them/none' is not a directory" in done.stderr

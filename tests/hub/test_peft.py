@@ -136,7 +136,7 @@ def test_layers_are_those_that_peft_would_take(tmp_path: Path, changes: dict[str
         ({"target_modules": r"model\.layers\.0\..*q_proj"}, "attention.query in 1 of the 2 blocks only"),
     ],
 )
-def test_what_is_not_to_be_had_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_what_is_unavailable_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     saved(tmp_path, LLAMA, Lora(rank=2))
     change(tmp_path, changes)
     with pytest.raises(TrainkitError) as raised:

@@ -75,7 +75,7 @@ def test_numbers_are_read_where_they_are_and_cannot_be_changed(tmp_path):
     assert not view.flags.owndata and not view.flags.writeable
 
 
-def test_a_file_that_is_cut_off_anywhere_is_told_as_such(tmp_path):
+def test_a_file_that_is_cut_off_anywhere_is_reported_as_such(tmp_path):
     write_file(tmp_path / FILE, [entry(name, numbers) for name, numbers in three().items()])
     whole = (tmp_path / FILE).read_bytes()
     for length in (0, 5, 8, 60, len(whole) - 1):

@@ -135,7 +135,7 @@ def test_the_penalty_counts_what_was_in_the_prompt_and_not_its_padding() -> None
     assert set(np.flatnonzero(state.seen_NV[0])) == set(prompt)
 
 
-def test_a_text_ends_with_any_of_the_end_tokens_which_is_no_part_of_it_and_the_others_go_on() -> None:
+def test_a_text_ends_with_any_of_the_end_tokens_which_is_no_part_of_it_and_the_others_continue() -> None:
     some = prompts(4, 6, 9)
     free = [rerun("gpt2", prompt, 20) for prompt in some]
     ends = (free[0][2], free[1][7])

@@ -75,7 +75,7 @@ def test_a_short_prompt_takes_no_more_memory_where_the_model_is_meant_for_long_t
     assert short["text"] == long["text"] != ""
 
 
-def test_any_number_of_prompts_of_any_length_compiles_nothing_anew_and_is_answered_in_order(tmp_path: Path) -> None:
+def test_any_number_of_prompts_of_any_length_compiles_nothing_again_and_is_answered_in_order(tmp_path: Path) -> None:
     sampler, log = sampler_of(tmp_path, "ab", "c")
     state = small.state()
     asked = ["", "x", "a much longer prompt than the context", "ab", "é"]
@@ -168,7 +168,7 @@ def test_a_prompt_may_be_a_conversation_and_a_text_what_the_user_says(tmp_path: 
 @pytest.mark.parametrize(
     ("prompts", "how", "where"), [([TALK], {}, "sample.prompts"), (["a"], {"chat": True}, "sample.chat")]
 )
-def test_a_conversation_without_a_chat_template_is_told_before_training(
+def test_a_conversation_without_a_chat_template_is_reported_before_training(
     tmp_path: Path, prompts: Any, how: Any, where: str
 ) -> None:
     with pytest.raises(TrainkitError, match="there is no chat template") as caught:

@@ -184,7 +184,7 @@ def test_a_config_that_asks_for_sampling_draws_with_what_transformers_takes_wher
     assert settle({}, config(tmp_path, do_sample=True, top_k=0), max_tokens=1).sampling == Sampling(1.0)
 
 
-def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_path: Path) -> None:
+def test_what_says_nothing_is_not_reported_and_what_is_not_done_is_reported_once(tmp_path: Path) -> None:
     silent = {
         "do_sample": True,
         "temperature": 0.8,
@@ -216,7 +216,7 @@ def test_a_search_with_beams_takes_from_a_config_what_counts_beside_beams(tmp_pa
     assert settle({}, theirs.of_searcher(), max_tokens=9).notes[-1].endswith("num_beams = 4 (without --beams)")
 
 
-def test_what_a_search_with_beams_does_not_do_is_told_and_an_id_of_zero_asks_for_something(tmp_path: Path) -> None:
+def test_what_a_search_with_beams_does_not_do_is_reported_and_an_id_of_zero_asks_for_something(tmp_path: Path) -> None:
     asking = {"early_stopping": "never", "do_sample": True, "repetition_penalty": 1.2, "forced_bos_token_id": 0}
     found, search = settle_search({}, config(tmp_path, **asking), beams=2, max_tokens=9)
     assert search == BeamSearch(2)

@@ -271,7 +271,7 @@ def test_without_an_adapter_everything_is_trained_and_everything_lasts() -> None
     assert digest(eqx.partition(whole, trainable(whole))[1]) is None
 
 
-def test_a_digest_tells_every_number_its_place_its_name_and_its_dtype() -> None:
+def test_a_digest_depends_on_every_number_its_place_its_name_and_its_dtype() -> None:
     tree = {"w": jnp.arange(12.0).reshape(3, 4), "codes": jnp.arange(5, dtype=jnp.uint8)}
     others = [
         {**tree, "w": tree["w"].at[2, 1].add(1e-6 * 9)},

@@ -275,7 +275,7 @@ def test_a_run_with_few_bits_learns_as_one_in_float32_does(moments: str) -> None
     assert losses["float32"] < 2.5 and abs(losses[moments] - losses["float32"]) < 0.25, losses
 
 
-def test_saved_and_restored_a_run_in_few_bits_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_saved_and_restored_a_run_in_few_bits_continues_bit_for_bit(tmp_path: Path) -> None:
     state, step = low_state(moments="int8")
     for i in range(6):
         if i == 3:

@@ -71,7 +71,7 @@ def with_share(memory, share):
     return memory.program + share * (memory.peak - memory.program)
 
 
-def test_the_categories_of_a_compiled_step_are_what_the_compiler_tells(program):
+def test_the_categories_of_a_compiled_step_are_what_the_compiler_shows(program):
     (step,) = program.by_shapes.values()
     told, memory = step.memory_analysis(), program.memory
     assert sum(memory.temporary.values()) == told.temp_size_in_bytes
@@ -117,7 +117,7 @@ def test_a_first_guess_that_fits_is_compiled_once_and_one_that_does_not_makes_wa
     assert found.plan.steps == plan.steps
 
 
-def test_once_it_is_told_to_stop_no_other_choice_is_compiled(monkeypatch):
+def test_once_it_is_asked_to_stop_no_other_choice_is_compiled(monkeypatch):
     made, stop, tried = recipe(remat="none"), Stop(), []
 
     def too_large(built, plan, layouts):
@@ -374,7 +374,7 @@ def test_a_plan_that_does_not_fit_ends_in_a_diff_with_which_it_does(tmp_path):
     assert ": fits" in again.stdout and "does not fit" not in again.stdout
 
 
-def test_the_speed_is_told_where_the_peak_is_known(tmp_path):
+def test_the_speed_is_reported_where_the_peak_is_known(tmp_path):
     trainer.workplace(tmp_path)
     arguments = ("--devices", "2", "--mfu", "0.5", "--set", "parallel.peak_tflops=1e-6")
     done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *arguments)

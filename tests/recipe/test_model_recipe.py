@@ -32,7 +32,7 @@ def checkpoint(family: type[Any], **values: Any) -> PretrainedCheckpoint:
 
 
 @pytest.mark.parametrize("said", [{"factor": 16.0}, {"type": "llama3", "factor": 16.0}])
-def test_the_same_kind_of_rope_scaling_may_be_told_in_part(said: dict[str, Any]) -> None:
+def test_the_same_kind_of_rope_scaling_may_be_given_in_part(said: dict[str, Any]) -> None:
     values = checkpoint(Llama, type="llama", rope_scaling=SCALED)
     assert values.values_for({"rope_scaling": said})["rope_scaling"] == SCALED
 

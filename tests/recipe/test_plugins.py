@@ -272,7 +272,7 @@ def test_a_wrong_plugin_is_an_error_with_its_place_and_the_way_out(
     assert "Traceback" not in str(error)
 
 
-def test_a_plugin_that_does_not_exist_is_told_with_those_that_do(tmp_path: Path) -> None:
+def test_a_plugin_that_does_not_exist_is_reported_with_those_that_do(tmp_path: Path) -> None:
     error = refusal(place(tmp_path, recipe=TRAINED.replace("rules.py", "rule.py")))
     assert "rule.py': the plugin cannot be read: no such file or directory" in error.problem
     assert "rules.py" in error.hint

@@ -73,7 +73,7 @@ def test_paths_are_made_absolute_so_that_a_run_resumes_from_anywhere(tmp_path, m
 
 
 @pytest.mark.parametrize("where", ["validation", "train"])
-def test_so_are_those_of_chat_templates_and_of_datasets_in_a_directory(tmp_path, monkeypatch, where):
+def test_files_of_chat_templates_and_of_datasets_in_a_directory_are_found_too(tmp_path, monkeypatch, where):
     (tmp_path / "owner" / "here").mkdir(parents=True)
     (tmp_path / "file").touch()
     ids = ["owner/here", "owner/there", "file"]
@@ -121,7 +121,7 @@ def test_a_revision_goes_with_what_is_on_the_hub_alone(tmp_path):
     assert "revision goes with path" in told(tmp_path, trained)
 
 
-def test_an_export_that_cannot_be_is_told_with_what_of_the_model_is_in_its_way(tmp_path):
+def test_an_export_that_cannot_be_is_reported_with_what_of_the_model_is_in_its_way(tmp_path):
     text = changed(('type = "gpt2"', 'type = "mpt"\nexpansion_ratio = 2'), ("[track]", "[export]\nevery = 5\n[track]"))
     said = wrong(write(tmp_path, text))
     assert f"sample.toml:{line_of(text, 'expansion_ratio')}: " in said and "model.expansion_ratio = 2" in said
@@ -171,7 +171,7 @@ def test_a_table_of_another_type_begins_with_that_types_defaults_and_says_where_
     assert load(same).recipe.schedule.decay == 0.3
 
 
-def test_every_union_that_plugins_extend_starts_anew_when_its_type_changes() -> None:
+def test_every_union_that_plugins_extend_restarts_when_its_type_changes() -> None:
     from trainkit.recipe.toml.layers import TYPES
     from trainkit.recipe.toml.plugins import EXTENSIBLE
 
@@ -188,7 +188,7 @@ def test_a_table_that_says_no_type_is_of_the_default_one(tmp_path):
         assert (schedule.type, schedule.min_ratio) == (kind, ratio)
 
 
-def test_so_do_tables_in_tables_and_in_lists(tmp_path):
+def test_tables_in_tables_and_in_lists_restart_from_the_defaults_too(tmp_path):
     yarn = '{ type = "yarn", factor = 4.0, original_context = 64, beta_fast = 9.0 }'
     scaled = f'type = "llama"\nintermediate = 64\nrope_scaling = {yarn}'
     text = changed(('type = "gpt2"', scaled)) + '[data.encoding]\ntype = "windows"\nstride = 8\neos = false\n'
@@ -302,7 +302,7 @@ def test_a_wrong_override_is_named(tmp_path, override, said):
 # files that cannot be read
 
 
-def test_what_is_no_recipe_file_is_told_with_those_that_are(tmp_path, monkeypatch):
+def test_what_is_no_recipe_file_is_reported_with_those_that_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     assert wrong(Path("simple.toml")) == "simple.toml: there is no such file\nhint: did you mean sample.toml?"
@@ -344,7 +344,7 @@ def test_a_syntax_error_shows_the_line_and_what_was_meant(tmp_path, monkeypatch,
 # mistakes
 
 
-def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path, monkeypatch):
+def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = changed(
         ("layers = 2", "layer = 2"),
@@ -429,7 +429,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path, monkeypatch)
         ([("aim = false", "aim = 1979-05-27")], "expected true or false, found a date or time"),
     ],
 )
-def test_a_mistake_is_told_once_and_with_the_way_out(tmp_path, changes, said):
+def test_a_mistake_is_reported_once_and_with_the_way_out(tmp_path, changes, said):
     found = told(tmp_path, *changes)
     assert said in found
     assert "mistakes" not in found, found
@@ -611,7 +611,7 @@ def test_a_value_is_written_so_that_it_reads_back(value):
     assert tomli.loads(f"value = {toml_value(value)}") == {"value": value}
 
 
-def test_differences_are_told_key_by_key(tmp_path):
+def test_differences_are_shown_key_by_key(tmp_path):
     old = load(write(tmp_path)).recipe
     new = load(write(tmp_path), ["train.epochs=2", "data.train.0.weight=1.0", "sample.prompts=['x', 'y']"]).recipe
     assert [str(d) for d in differences(old, new)] == [

@@ -58,7 +58,7 @@ def test_a_table_has_a_row_for_every_step_with_the_numbers_of_the_log(place: Pat
     assert wrong.returncode == 2 and ".csv or a .parquet" in wrong.stderr
 
 
-def test_tracking_again_goes_on_with_the_same_aim_run_and_changes_nothing(place: Path, tmp_path: Path) -> None:
+def test_tracking_again_continues_with_the_same_aim_run_and_changes_nothing(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "runs" / "fast", tmp_path / "runs" / "fast")
     first = trainkit(tmp_path, "track", "fast")
     assert first.returncode == 0 and "has steps up to 6" in first.stdout, first.stderr

@@ -50,7 +50,7 @@ def test_wherever_one_goes_and_in_any_order_it_is_what_was_there_then(run: Path,
         assert facts(replay.view) == facts(as_of(run, step))
 
 
-def test_however_many_lines_are_no_events_it_goes_on_behind_them(run: Path) -> None:
+def test_however_many_lines_are_no_events_it_continues_after_them(run: Path) -> None:
     told = (run / NAME).read_bytes().splitlines(keepends=True)
     (run / NAME).write_bytes(b"".join([*told[:40], b"[]\n" * SLICE_BYTES, *told[40:]]))
     replay = Replay(run)

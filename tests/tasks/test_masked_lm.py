@@ -165,7 +165,7 @@ def test_an_encoder_is_exported_and_does_not_generate(place: Path, uninterrupted
     ],
     ids=["model", "task", "sample", "tokenizer", "shares", "documents"],
 )
-def test_what_does_not_fit_the_task_is_told_with_its_place(place, monkeypatch, change, words) -> None:
+def test_what_does_not_fit_the_task_is_reported_with_its_place(place, monkeypatch, change, words) -> None:
     from trainkit.hub.recipe import load as load_with_pretrained
 
     monkeypatch.chdir(place)
@@ -205,7 +205,7 @@ def rows(count: int, *, length: int = 32, seed: int = 0) -> dict[str, jax.Array]
     }
 
 
-def test_words_are_told_apart_by_the_names_of_tokens_or_refused(tmp_path: Path) -> None:
+def test_words_are_distinguished_by_the_names_of_tokens_or_refused(tmp_path: Path) -> None:
     from trainkit.tasks.build import check_tokenizer
 
     for marks, continuing in ((("wor", "##d", "s"), {1}), (("Ġwor", "d", "s"), {1, 2}), (("wor", "d", "s"), None)):

@@ -109,7 +109,7 @@ def test_a_w_and_b_run_is_written_without_a_network_and_is_the_same_one_each_tim
     assert sorted(row for table in tables for row in table["data"]) == cells
 
 
-def test_messages_of_a_course_that_was_given_up_do_not_have_everything_told_anew(
+def test_messages_of_an_abandoned_attempt_do_not_repeat_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_directory(tmp_path, "run")
@@ -134,7 +134,7 @@ def test_messages_of_a_course_that_was_given_up_do_not_have_everything_told_anew
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_course_that_is_given_up_while_it_is_followed_is_told_anew(tmp_path: Path, name: Name) -> None:
+def test_an_attempt_abandoned_while_it_is_followed_is_copied_again(tmp_path: Path, name: Name) -> None:
     run = run_directory(tmp_path, "run")
     trainer = subprocess.Popen(["sleep", "1000"])
     log = began(run, 1, pid=trainer.pid)
@@ -156,7 +156,7 @@ def test_a_course_that_is_given_up_while_it_is_followed_is_told_anew(tmp_path: P
         assert [(row["step"], row["train/loss"]) for row in history(run)] == list(LOSSES.items())
 
 
-def test_without_credentials_online_w_and_b_is_a_problem_told_in_a_line(
+def test_without_credentials_online_w_and_b_is_a_problem_reported_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -178,7 +178,7 @@ def test_a_directory_that_w_and_b_made_is_not_taken_for_its_package(tmp_path: Pa
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
-def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     projections.require("tensorboard")
     monkeypatch.setitem(projections.ABOUT, "tensorboard", projections.About("TensorBoard", "not_here"))
     with pytest.raises(TrainkitError, match="TensorBoard needs not_here") as caught:

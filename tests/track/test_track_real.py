@@ -195,7 +195,7 @@ def test_a_tracker_that_fails_is_an_alert_and_the_run_ends_well(place: Path) -> 
     assert alert["kind"] == "aim" and "the Aim repository cannot be opened" in alert["message"]
 
 
-def test_a_tracker_that_is_not_installed_is_told_with_its_line_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_tracker_that_is_not_installed_is_reported_with_its_line_before_anything_is_trained(tmp_path: Path) -> None:
     workplace(tmp_path, RECIPE.replace("aim = false", "aim = false\ntensorboard = true"), documents=2)
     code = "import sys; from trainkit.track import projections as p\n"
     code += "p.ABOUT['tensorboard'] = p.About('TensorBoard', 'not_here')\n"

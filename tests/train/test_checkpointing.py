@@ -56,7 +56,7 @@ def kinds(run: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(("spec", "kind"), [({"every_minutes": 1e-9}, "rolling"), ({"keep_every": 1}, "permanent")])
-def test_a_save_that_fails_while_training_goes_on_is_an_alert_and_is_tried_again_at_the_next_interval(
+def test_a_save_that_fails_while_training_continues_is_an_alert_and_is_tried_again_at_the_next_interval(
     tmp_path: Path, log: EventLog, disk: Disk, spec: dict[str, object], kind: str
 ) -> None:
     ours = saving(tmp_path, log, **spec)

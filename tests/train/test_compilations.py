@@ -50,7 +50,7 @@ def told(run: Path) -> list[str]:
     return [event["message"] for event in read(run) if event["type"] == "alert" and event["kind"] == "recompilation"]
 
 
-def test_work_that_has_been_done_twice_and_compiles_again_is_told_with_its_step(
+def test_work_that_has_been_done_twice_and_compiles_again_is_reported_with_its_step(
     tmp_path: Path, compilations: Compilations
 ) -> None:
     work(compilations, fresh(), [3, 4, 3, 4, 5])
@@ -58,13 +58,13 @@ def test_work_that_has_been_done_twice_and_compiles_again_is_told_with_its_step(
     assert message.startswith("evaluation at step 5 compiled again, for ") and "doubled" in message
 
 
-def test_what_is_compiled_the_first_times_is_not_told(tmp_path: Path, compilations: Compilations) -> None:
+def test_what_is_compiled_the_first_times_is_not_reported(tmp_path: Path, compilations: Compilations) -> None:
     work(compilations, fresh(), list(range(1, SETTLED + 1)))
     work(compilations, fresh(), list(range(1, SETTLED + 1)), "sampling")
     assert told(tmp_path) == []
 
 
-def test_each_kind_is_told_once_until_it_was_calm(tmp_path: Path, compilations: Compilations) -> None:
+def test_each_kind_is_reported_once_until_it_was_calm(tmp_path: Path, compilations: Compilations) -> None:
     settled = [1] * SETTLED
     work(compilations, fresh(), [*settled, 2, 3, 1, 4])
     assert len(told(tmp_path)) == 1, "it was not calm in between"

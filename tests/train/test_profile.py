@@ -35,7 +35,7 @@ def test_a_range_is_two_numbers_and_both_steps_belong_to_it(first: int, more: in
 
 
 @pytest.mark.parametrize("text", ["", "20", "20-25", "25:20", "0:3", ":", "a:b", "1:2:3", "-1:2", "²:3", "1" * 5000])
-def test_what_is_no_range_is_told_with_the_way_it_is_written(text: str) -> None:
+def test_what_is_no_range_is_reported_with_the_way_it_is_written(text: str) -> None:
     with pytest.raises(TrainkitError) as wrong:
         steps_of(text)
     assert wrong.value.where == "--profile" and "FIRST:LAST" in wrong.value.hint and "20:25" in wrong.value.hint

@@ -281,7 +281,7 @@ def test_a_decay_begins_once_after_the_warm_up_and_before_the_planned_one() -> N
     assert course.holds(Command("decay"), step=40) and not course.holds(Command("decay"), step=41)
 
 
-def test_a_course_is_a_function_of_the_recipe_and_the_state_alone() -> None:
+def test_a_schedule_depends_only_on_the_recipe_and_the_state() -> None:
     live = Live(jnp.float32(0.1), jnp.int32(40))
     course = LiveSchedule(Wsd(type="wsd", warmup=10, decay=0.2), steps=100, live=live)
     assert course.total_steps == 60

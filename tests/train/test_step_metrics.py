@@ -52,7 +52,7 @@ def test_every_rate_is_the_same_time_seen_otherwise(tokens: int, seconds: float)
     assert told["throughput/mfu"] == pytest.approx(flops / WORK.peak_flops, rel=1e-3)
 
 
-def test_without_a_known_peak_there_is_no_utilisation_and_all_else_is_told() -> None:
+def test_without_a_known_peak_there_is_no_utilisation_and_all_else_is_reported() -> None:
     told = WORK._replace(peak_flops=None).rates({"tokens": 64, "samples": 8}, seconds=1.0)
     assert set(told) == {f"throughput/{name}" for name in ("tokens_per_second", "samples_per_second", "model_tflops")}
 
@@ -78,7 +78,7 @@ class Clock:
         return self.now
 
 
-def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the_next(
+def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_reported_with_the_next(
     tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -125,7 +125,7 @@ def test_a_step_that_learned_from_nothing_is_logged_without_a_loss(tmp_path: Pat
     assert second["train/loss"] == 3 and WEIGHT not in first | second
 
 
-def test_the_utilisation_is_printed_where_it_is_known_and_devices_are_told_apart_in_aim() -> None:
+def test_the_utilisation_is_printed_where_it_is_known_and_devices_are_distinguished_in_aim() -> None:
     event = {"type": "step", "step": 3, "metrics": {"throughput/tokens_per_second": 5000.0, "throughput/mfu": 0.4567}}
     assert plain_log.text(event) == "step 3  5,000 tok/s  MFU 45.7%"
     del event["metrics"]["throughput/mfu"]

@@ -12,7 +12,7 @@ from trainkit.train import system_metrics
 from trainkit.train.system_metrics import Gpus, SystemMetrics, busy, nvml_name
 
 
-def test_a_core_at_work_is_told_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_at_work_counts_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_metrics, "EVERY", 0.2)
     monkeypatch.setattr(system_metrics, "CORES_EVERY", 0.2)
     looker = SystemMetrics()
@@ -49,7 +49,7 @@ def test_a_device_is_found_by_its_place_among_the_visible_ones(visible: str, pla
     assert nvml_name(place, visible) == found
 
 
-def test_what_the_driver_does_not_tell_is_left_out() -> None:
+def test_what_the_driver_does_not_report_is_left_out() -> None:
     class NVMLError(Exception):
         pass
 
@@ -66,7 +66,7 @@ def test_what_the_driver_does_not_tell_is_left_out() -> None:
     assert Gpus(nvml, {0: "a"}).read() == {"power/device/0": 123.4, "temperature/device/0": 61}
 
 
-def test_a_device_that_tells_its_memory_tells_the_most_that_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_reports_its_memory_reports_its_peak_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Device:
         id, platform, device_kind = 3, "gpu", "AMD"
 
