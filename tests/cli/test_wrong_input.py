@@ -159,6 +159,17 @@ def test_a_batch_that_cannot_be_split_is_reported_with_its_line_and_batches_that
     assert "cached" not in out and there(tmp_path) == before
 
 
+def test_a_schedule_that_is_longer_than_the_run_is_reported_with_its_line_unless_the_run_is_a_trial(
+    call: Call, tmp_path: Path
+) -> None:
+    workplace(tmp_path, RECIPE, documents=5)
+    code, _, err = call("run", "tiny.toml", "--plain", "--set", "schedule.warmup=900")
+    assert code == WRONG_INPUT and not (tmp_path / "runs").exists()
+    assert err.startswith("error: --set: schedule.warmup: schedule.warmup = 900 is more than the ")
+    assert call("check", "tiny.toml", "--set", "schedule.warmup=900")[0] == WRONG_INPUT
+    assert call("check", "tiny.toml", "--set", "schedule.warmup=900", "--mode", "sanity")[0] == 0
+
+
 @pytest.mark.parametrize("option", ["--plain", "--detach"])
 def test_a_recipe_that_is_not_there_makes_no_run(call: Call, tmp_path: Path, option: str) -> None:
     code, out, err = call("run", "none.toml", option)

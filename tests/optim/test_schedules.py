@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 from reference import Reference
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.schedule import SCHEDULES, Cosine, LinearDecay
+from trainkit.recipe.sections.schedule import SCHEDULES, Cosine, LinearDecay, Wsd
 from trainkit.recipe.sections.schedule_shapes import (
     Chain,
     ChainPart,
@@ -110,6 +111,10 @@ def test_a_cool_down_ends_any_schedule_in_a_straight_line() -> None:
         np.testing.assert_allclose(rates(cooled), wanted)
 
 
+def chain(*parts: ChainPart) -> Chain:
+    return Chain(type="chain", parts=parts)
+
+
 def example(kind: type[ScheduleSpec]) -> ScheduleSpec:
     values = {
         "piecewise-linear": {"points": ((0, 0.2), (1.0, 0.1))},
@@ -144,3 +149,54 @@ def test_what_cannot_be_a_schedule_is_refused(kind: type[ScheduleSpec], values: 
         kind(type=type_of(kind), **values)
     with pytest.raises(ValidationError, match="cannot be a chain"):
         ChainPart(length=1, schedule=example(Chain))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "where", "said", "fix"),
+    [
+        (Cosine(warmup=101), "schedule.warmup", "schedule.warmup = 101 is more than the 100 steps", "at most 100"),
+        (
+            Wsd(type="wsd", warmup=60, decay=0.5),
+            "schedule.warmup",
+            "schedule.warmup = 60 and schedule.decay = 0.5 together are more than the 100 steps",
+            "at least 120 steps",
+        ),
+        (Wsd(type="wsd", warmup=0.02, decay=99), "schedule.decay", "schedule.decay = 99", "at least 102 steps"),
+        (InverseSqrt(type="inverse-sqrt", warmup=90, cooldown=20), "schedule.warmup", "cooldown = 20", "110 steps"),
+        (
+            PiecewiseLinear(type="piecewise-linear", points=((0.9, 1.0), (80, 0.5))),
+            "schedule.points",
+            "at the steps 90, 80 of 100",
+            "fractions",
+        ),
+        (
+            chain(ChainPart(length=90, schedule=Cosine()), ChainPart(length=20, schedule=Cosine())),
+            "schedule.parts.0.length",
+            "schedule.parts.0.length = 90 and schedule.parts.1.length = 20",
+            "110 steps",
+        ),
+        (
+            chain(ChainPart(length=9, schedule=Cosine(warmup=10)), ChainPart(length=1, schedule=Cosine())),
+            "schedule.parts.0.schedule.warmup",
+            "parts.0.schedule.warmup = 10 is more than the 9 steps",
+            "at most 9",
+        ),
+    ],
+)  # fmt: skip
+def test_phases_longer_than_the_run_are_refused_with_what_would_fit(
+    schedule: ScheduleSpec, where: str, said: str, fix: str
+) -> None:
+    with pytest.raises(TrainkitError) as refused:
+        schedule.check_lengths(STEPS)
+    assert refused.value.where == where
+    assert said in refused.value.problem and fix in refused.value.hint
+    if not isinstance(schedule, Chain | PiecewiseLinear):
+        schedule.check_lengths(10 * STEPS)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_defaults_of_every_schedule_fit_into_any_run(kind: type[ScheduleSpec]) -> None:
+    for steps in (2, 3, 7, 50):
+        if type_of(kind) != "chain":  # a part may have no room for a warm-up of its own
+            example(kind).check_lengths(steps)
+    Wsd(type="wsd", warmup=0.3, decay=0.7).check_lengths(5)

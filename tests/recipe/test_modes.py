@@ -55,6 +55,19 @@ def test_every_recipe_has_the_modes_toy_and_sanity(tmp_path):
     assert load(path, mode="sanity").recipe.evaluate.max_batches == 2, "no mode makes a run longer"
 
 
+def test_a_shorter_run_has_a_schedule_that_is_shorter_in_proportion(tmp_path):
+    lines = (("warmup = 0.02", "warmup = 200"), ('type = "cosine"', 'type = "wsd"'), ("min_ratio = 0.1", "decay = 300"))
+    path = write(tmp_path, changed(("steps = 20", "steps = 1000"), *lines))
+    for mode in ("toy", "sanity"):
+        loaded = load(path, mode=mode)
+        steps = loaded.recipe.train.steps
+        assert (loaded.recipe.schedule.warmup, loaded.recipe.schedule.decay) == (0.2, 0.3)
+        assert loaded.recipe.schedule.warmup_steps(steps) == steps // 5
+    path.write_text(changed(("steps = 20", "epochs = 3"), *lines))
+    assert load(path, mode="toy").recipe.schedule.warmup == 20, "the epochs are divided by 10 too"
+    assert load(path, mode="sanity").recipe.schedule.warmup == 200, "nobody knows the share of this run"
+
+
 def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy = load(write(tmp_path, TEXT), mode="toy")

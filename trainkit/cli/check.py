@@ -19,10 +19,11 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
     """Report everything that is wrong with a recipe."""
     from trainkit.hub.recipe import load, notes
     from trainkit.plan import Devices, make_plan, steps_need_data
-    from trainkit.recipe.toml.load import locate_error
+    from trainkit.recipe.toml.load import check_lengths, locate_error
 
     loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
+    check_lengths(loaded, mode)
     _check_files(loaded)
     summary = [f"{parsed.model.type}"]
     trained = parsed.tokenizer.train if parsed.tokenizer else None

@@ -53,19 +53,22 @@ def plan(
     from trainkit.hub.recipe import load
     from trainkit.parallel.hardware import peak_of
     from trainkit.plan import make_plan, proposal
-    from trainkit.recipe.toml.load import locate_error
+    from trainkit.recipe.toml.load import check_lengths, locate_error
     from trainkit.train.forecast import forecast, forecast_supposed
 
     loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
     memory_bytes = None if memory is None else parsed_bytes(memory)
     try:
+        check_lengths(loaded, mode)
         parsed.task.check_documents(parsed.data.train)
         codec, vocab_size, data = _vocabulary_and_data(parsed)
         available = _devices(devices, parsed)
         if memory_bytes is not None:
             available = replace(available, memory_bytes=memory_bytes)
         planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data)
+        if parsed.train.steps is None:
+            parsed.schedule.check_lengths(planned.steps)
         compiled = forecast_supposed(parsed, planned) if devices is not None else forecast(parsed, planned)
         planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data, choice=compiled.choice)
     except TrainkitError as error:

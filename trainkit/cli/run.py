@@ -56,6 +56,7 @@ def run(
     """Train a recipe and show the run in the terminal."""
     from trainkit.hub.recipe import load, notes
     from trainkit.parallel import hosts
+    from trainkit.recipe.toml.load import check_lengths
     from trainkit.recipe.toml.values import toml_value
     from trainkit.run.start import Start
     from trainkit.rundir.directory import create, discard, recipe_of
@@ -75,7 +76,9 @@ def run(
             settings += [f"run.directory={toml_value(directory)}"]
             plain = not json
         loaded = load(recipe, settings, mode=mode)
-        if smoke:
+        if not smoke:
+            check_lengths(loaded, mode)
+        else:
             loaded = replace(loaded, recipe=_shortened(loaded.recipe))
         for note in notes(loaded.recipe) if hosts.is_first() else ():
             print(f"note: {note}", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, assert_nev
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections import schedule_shapes
-from trainkit.recipe.sections.schedule_spec import ScheduleSpec, counted
+from trainkit.recipe.sections.schedule_spec import ScheduleSpec, Span, counted
 from trainkit.recipe.spec import Count, Fraction, union_of
 
 
@@ -61,7 +61,7 @@ class Wsd(ScheduleSpec):
 
     type: Literal["wsd"]
     decay: Count | Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Length of the last phase: an integer is steps, a float a fraction of the run; at most what the warm-up leaves."""
+    """Length of the last phase: an integer is steps, a float a fraction of the run."""
     shape: Literal["1-sqrt", "linear", "cosine"] = "1-sqrt"
     """Shape of the decay; 1-sqrt, which falls fastest at first, is from Hägele et al. 2024 (arXiv:2405.18392)."""
     min_ratio: Fraction = 0.0
@@ -74,6 +74,10 @@ class Wsd(ScheduleSpec):
         if self.cooldown:
             raise ValueError(f'cooldown = {self.cooldown}: the schedule "wsd" has its decay in its place')
         return self
+
+    @property
+    def phases(self) -> dict[str, Span]:
+        return {"warmup": self.warmup, "decay": self.decay}
 
     def decay_steps(self, steps: int) -> int:
         """Return the steps of the decay in a run of `steps`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, counted
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, check_sum, counted
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 
 if TYPE_CHECKING:
@@ -89,6 +91,17 @@ class PiecewiseLinear(ScheduleSpec):
                 raise ValueError(f"the points must be in increasing order, found {places}")
         return self
 
+    def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
+        super().check_lengths(steps, at=at)
+        places = [counted(place, steps) for place, _ in self.points]
+        if places[-1] > steps or any(after <= before for before, after in pairwise(places)):
+            raise TrainkitError(
+                f"{at}.points are at the steps {', '.join(map(str, places))} of {steps:,}: they must be in increasing"
+                " order, and none after the last step",
+                where=f"{at}.points",
+                hint="give fractions of the run, such as 0.5, instead of steps",
+            )
+
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
         places = [counted(place, steps) for place, _ in self.points]
         ratios = [ratio for _, ratio in self.points]
@@ -162,15 +175,26 @@ class Chain(ScheduleSpec):
             raise ValueError(f"the lengths of the parts together are {shares:g} of the run, more than 1")
         return self
 
-    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
-        found, begin = None, 0
-        for number, part in enumerate(self.parts):
-            last = number == len(self.parts) - 1
+    def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
+        check_sum({f"{at}.parts.{number}.length": part.length for number, part in enumerate(self.parts)}, steps)
+        for number, (part, (_, length)) in enumerate(zip(self.parts, self._spans(steps), strict=True)):
+            part.schedule.check_lengths(length, at=f"{at}.parts.{number}.schedule")
+
+    def _spans(self, steps: int) -> Iterator[tuple[int, int]]:
+        """Yield the first step and the length of each part."""
+        begin = 0
+        for number, part in enumerate(self.parts, 1):
+            last = number == len(self.parts)
             length = max(steps - begin, 1) if last else max(counted(part.length, steps), 1)
+            yield begin, length
+            begin += length
+
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        found = None
+        for part, (begin, length) in zip(self.parts, self._spans(steps), strict=True):
             within = xp.clip(step - begin, 0, length - 1)
             rate = part.schedule.rate(within, peak=peak * part.ratio, steps=length, decay_start=NEVER, xp=xp)
             found = rate if found is None else xp.where(step < begin, found, rate)
-            begin += length
         return found
 
 

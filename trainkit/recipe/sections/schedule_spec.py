@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe.spec import Fraction, Spec
 
 Span = Annotated[int, Field(ge=0)] | Fraction
@@ -42,6 +45,15 @@ class ScheduleSpec(Spec):
     def warmup_steps(self, steps: int) -> int:
         """Return the steps of the warm-up in a run of `steps`."""
         return min(counted(self.warmup, steps), steps)
+
+    @property
+    def phases(self) -> dict[str, Span]:
+        """Return the lengths of the phases that follow one another, by key."""
+        return {"warmup": self.warmup, "cooldown": self.cooldown}
+
+    def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
+        """Raise TrainkitError if the phases are longer than the run of `steps`. `at` is the key of this schedule."""
+        check_sum({f"{at}.{key}": span for key, span in self.phases.items()}, steps)
 
     def last_step(self, steps: int, *, decay_start: int) -> int:
         """Return the last step of a run of `steps` whose decay was requested to begin after `decay_start` steps."""
@@ -94,3 +106,21 @@ class ScheduleSpec(Spec):
 def counted(span: int | float, steps: int) -> int:
     """Return the steps of a span in a run of `steps`."""
     return span if isinstance(span, int) else round(span * steps)
+
+
+def check_sum(spans: Mapping[str, Span], steps: int) -> None:
+    """Raise TrainkitError if spans that follow one another are longer than the `steps` that they are part of."""
+    fixed = sum(span for span in spans.values() if isinstance(span, int))
+    shares = sum(span for span in spans.values() if isinstance(span, float))
+    needed = fixed + shares * steps
+    if needed <= steps + 1e-6 * steps:
+        return
+    given = {key: span for key, span in spans.items() if span}
+    listed = " and ".join(f"{key} = {span}" for key, span in given.items())
+    many = len(given) > 1
+    longer = f", or train for at least {math.ceil(fixed / (1 - shares)):,} steps" if shares < 1 else ""
+    raise TrainkitError(
+        f"{listed} {'together are' if many else 'is'} more than the {steps:,} steps there are",
+        where=next((key for key, span in given.items() if isinstance(span, int)), next(iter(given))),
+        hint=f"give at most {steps:,} steps{' in all' if many else ''}, or fractions such as 0.1{longer}",
+    )

@@ -17,7 +17,7 @@ from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_absolute_paths, with_values
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
-from trainkit.recipe.toml.modes import FULL, check_mode, in_mode, take_modes
+from trainkit.recipe.toml.modes import BUILT_IN, FULL, check_mode, in_mode, take_modes
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.values import flat
@@ -190,6 +190,20 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         return lines[int(line) - 1].rpartition("  # ")[2] or origin if file == as_shown(path) else origin
 
     return replace(loaded, origins={key: first(origin) for key, origin in loaded.origins.items()})
+
+
+def check_lengths(loaded: Loaded, mode: str) -> None:
+    """Raise TrainkitError if the phases of the schedule are longer than a new run whose steps are known.
+
+    A built-in mode shortens the schedule with the run, as far as it can, and so does a run that has begun.
+    """
+    steps = loaded.recipe.train.steps
+    if steps is None or mode in BUILT_IN:
+        return
+    try:
+        loaded.recipe.schedule.check_lengths(steps)
+    except TrainkitError as error:
+        raise locate_error(error, loaded) from None
 
 
 def locate_error(error: TrainkitError, loaded: Loaded) -> TrainkitError:

@@ -110,11 +110,26 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
             }
     else:
         changes["train"] = {key: value / TOY if key == "epochs" else _tenth(value) for key, value in given.items()}
+    if shorter := _shorter(table_at(table, "schedule"), given.get("steps"), tenth=mode == "toy"):
+        changes["schedule"] = shorter
     for section in ("evaluate", "sample", "export"):
         if _is_number(every := table_at(table, section).get("every")):
-            shorter = changes["train"]["steps"] if mode == "sanity" else _tenth(every)
-            changes.setdefault(section, {})["every"] = shorter
+            sooner = changes["train"]["steps"] if mode == "sanity" else _tenth(every)
+            changes.setdefault(section, {})["every"] = sooner
     return changes
+
+
+def _shorter(schedule: dict[str, Any], steps: Any, *, tenth: bool) -> dict[str, Any]:
+    """Return the lengths of a schedule that are given in steps, for a shorter run: as fractions of the `steps` of the
+    recipe. Without such a number they are divided as the run is, or stay, if that is unknown too."""
+
+    def shorter(length: Any) -> Any:
+        if not isinstance(length, int) or isinstance(length, bool) or length <= 0:
+            return length
+        return min(1.0, length / steps) if steps else _tenth(length) if tenth else length
+
+    changes = {key: shorter(schedule[key]) for key in ("warmup", "decay", "cooldown") if key in schedule}
+    return {key: length for key, length in changes.items() if length != schedule[key]}
 
 
 def _tenth(number: float) -> int:
