@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from trainer import BARE, arrays, losses, trainkit, workplace
@@ -35,13 +36,18 @@ def test_a_run_in_few_bits_continues_as_if_it_had_not_ended_and_may_change_what_
     assert done.returncode == 0, done.stderr
     assert losses(run) == losses(whole) and arrays(run, 8) == arrays(whole, 8)
 
-    options = ["precision.compute=float32", "parallel.zero1=true", "precision.rounding=nearest"]
+    options = ["precision.compute=float32", "parallel.zero1=true", "precision.rounding=nearest", "average.decay=0.9"]
     other = longer(run.parent.parent, 10, *options, devices=2)
     assert other.returncode == 0, other.stderr
     assert 'precision.compute: "float16" -> "float32"' in other.stderr
-    assert not any(name.startswith("loss_scale") for name in manifest.read(run / "checkpoints" / "10").leaves)
+    stored = manifest.read(run / "checkpoints" / "10").leaves
+    assert not any(name.startswith("loss_scale") for name in stored)
+    assert stored["averages.token_embedding"].dtype == "float32" and "average_count" in stored
+    recipe = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(re.sub(r"(?m)^\[average\]\n(.+\n)+", "", recipe))
     back = longer(run.parent.parent, 12, "precision.compute=float16")
     assert back.returncode == 0, back.stderr
+    assert not any(name.startswith("average") for name in manifest.read(run / "checkpoints" / "12").leaves)
     steps = [event["metrics"] for event in read(run) if event["type"] == "step"]
     assert steps[-1]["precision/loss_scale"] == 2.0**16 and "precision/loss_scale" not in steps[9]
 

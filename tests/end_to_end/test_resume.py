@@ -19,6 +19,7 @@ from trainkit.run.start import Start
 from trainkit.rundir.summary import SummaryReader
 
 STEPS = 24
+AVERAGE = '[average]\ntype = "mean"\nstart = 5\nevery = 2\n'
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +200,7 @@ def test_with_the_optimisations_that_users_have_a_killed_run_ends_bit_for_bit_to
     after = random.Random().randrange(1, STEPS)
     print("killed in step", after)
     # nothing but the step is compiled, once for all these processes
-    recipe = BARE.replace('"tiny"', '"tiny"\ndeterministic = true')
+    recipe = BARE.replace('"tiny"', '"tiny"\ndeterministic = true') + AVERAGE
     whole, killed = (workplace(tmp_path / name, recipe) for name in ("whole", "killed"))
     done = trainkit(whole, "run", "tiny.toml", "--plain", optimised=True)
     assert done.returncode == 0, done.stderr
@@ -209,6 +210,7 @@ def test_with_the_optimisations_that_users_have_a_killed_run_ends_bit_for_bit_to
     done = trainkit(killed, "resume", "runs/tiny", "--plain", optimised=True)
     assert done.returncode == 0 or "the run is finished" in done.stderr
     ended_alike(killed / "runs" / "tiny", whole / "runs" / "tiny")
+    assert any(name.startswith("averages.") for name in arrays(whole / "runs" / "tiny", STEPS))
     told = [e["message"] for e in read(killed / "runs" / "tiny") if e["type"] == "log"]
     assert "deterministic: XLA_FLAGS is --xla_gpu_deterministic_ops=true" in told
 

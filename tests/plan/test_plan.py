@@ -146,6 +146,20 @@ def test_state_is_divided_by_fsdp_and_activations_are_not():
     assert one.bytes["optimizer"] == 8 * one.parameters
 
 
+def test_averages_are_float32_in_the_state_and_in_its_snapshot():
+    few = {"params": "bfloat16"}
+    none, some = plan(recipe(precision=few)), plan(recipe(precision=few, average={"start": 0.5}))
+    assert some.bytes["averages"] == 4 * some.parameters == some.bytes["snapshot"] - none.bytes["snapshot"]
+    assert "averages" not in none.bytes
+
+
+def test_an_average_that_begins_after_the_run_is_refused():
+    steps = plan(recipe()).steps
+    plan(recipe(average={"type": "mean", "start": steps}))
+    with pytest.raises(TrainkitError, match=f"average.start = {steps + 1} is beyond the run, which has {steps}"):
+        plan(recipe(average={"type": "mean", "start": steps + 1}))
+
+
 def test_flops_count_every_matrix_once_and_attention_as_causal():
     made = plan(recipe())
     matrices = 2 * (4 * 32 * 32 + 2 * 32 * 128) + 300 * 32

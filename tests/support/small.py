@@ -11,6 +11,7 @@ import numpy as np
 
 from trainkit import models, optim
 from trainkit.optim import LearningRate
+from trainkit.optim.average import Averaging
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.sections.schedule import Cosine
@@ -47,6 +48,7 @@ def step(
     max_grad_norm: float = 1.0,
     compute: type = jnp.float32,
     learning_rate: LearningRate | None = None,
+    averaging: Averaging | None = None,
 ):
     return make_step(
         task=build_task(CausalLM()),
@@ -54,6 +56,7 @@ def step(
         learning_rate=learning_rate or optim.learning_rate(Cosine(), peak=1e-2, steps=20),
         compute=jnp.dtype(compute),
         max_grad_norm=max_grad_norm,
+        averaging=averaging,
     )
 
 

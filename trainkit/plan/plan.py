@@ -27,6 +27,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.sections.adapter import adapter_parameters, trained_shapes
 from trainkit.recipe.sections.data import is_padded
+from trainkit.text import plural
 
 Compute = Literal["float32", "bfloat16", "float16", "fp8"]
 #: Categories of the estimate that exist only within a step.
@@ -52,15 +53,17 @@ class DataSize:
 class Memory:
     """What one device holds while a compiled step runs, in bytes.
 
-    `parameters` (trained ones), `frozen`, `optimizer` and `snapshot` (the copy from which a checkpoint is written) are
-    exact. `rest` (other inputs: the batch, keys), `batches` (waiting ones), `program` and the sum of `temporary` are
-    XLA's, from `memory_analysis`. `temporary` is all that lives within a step. XLA does not divide it: its `gradients`,
-    `activations` and `logits` are estimates, cut to the sum, and `workspace` is the remainder.
+    `parameters` (trained ones), `frozen`, `optimizer`, `averages` (of parameters) and `snapshot` (the copy from which a
+    checkpoint is written) are exact. `rest` (other inputs: the batch, keys), `batches` (waiting ones), `program` and
+    the sum of `temporary` are XLA's, from `memory_analysis`. `temporary` is all that lives within a step. XLA does not
+    divide it: its `gradients`, `activations` and `logits` are estimates, cut to the sum, and `workspace` is the
+    remainder.
     """
 
     parameters: int
     frozen: int = 0
     optimizer: int
+    averages: int = 0
     snapshot: int
     rest: int
     batches: int
@@ -71,9 +74,8 @@ class Memory:
     def by_category(self) -> dict[str, int]:
         """Return the bytes by category, for the log."""
         exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
-        if not self.frozen:
-            del exact["frozen"]
-        return {**exact, **self.temporary}
+        absent = [name for name in ("frozen", "averages") if not exact[name]]
+        return {**{name: size for name, size in exact.items() if name not in absent}, **self.temporary}
 
     @property
     def peak(self) -> int:
@@ -86,7 +88,7 @@ class Plan:
     """What a run will do. Tokens do not include padding; until the data is counted, every position counts as a token.
 
     `bytes` are estimates for one device. `parameters` (trained ones), `frozen`, `gradients` (always float32),
-    `optimizer` and `snapshot` (the copy from which a checkpoint is written) are divided by the fsdp axis.
+    `optimizer`, `averages` and `snapshot` (the copy from which a checkpoint is written) are divided by the fsdp axis.
     `cast_parameters` (in the compute dtype), `activations` and `logits` are those of one micro-batch, undivided.
     """
 
@@ -191,6 +193,7 @@ def make_plan(
     most = train.batch_size * length * recipe.data.sequences
     tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
     steps = _steps(recipe, data, tokens_per_step)
+    _check_average(recipe, steps)
     flops_per_token = _matmul_flops_per_token(recipe, vocab_size=vocab_size)
     flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
     flops_per_token += 6 * recipe.model.matmul_parameters_once() // length
@@ -267,6 +270,15 @@ def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int
         return math.ceil(steps - steps * 1e-14)
     assert train.epochs is not None and data is not None
     return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
+
+
+def _check_average(recipe: Recipe, steps: int) -> None:
+    if recipe.average is not None and recipe.average.first_step(steps) > steps:
+        raise TrainkitError(
+            f"average.start = {recipe.average.start} is beyond the run, which has {plural(steps, 'step')}",
+            where="average.start",
+            hint=f"a step up to {steps}, or a fraction of the run such as 0.75",
+        )
 
 
 def _compute(recipe: Recipe, devices: Devices) -> Compute:

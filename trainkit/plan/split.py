@@ -187,7 +187,11 @@ def state_bytes(
     gradients = math.ceil(trainable * BYTES["float32"] / fsdp)
     sharing = fsdp * data if recipe.parallel.zero1 else fsdp
     optimizer = math.ceil(optimizer_bytes / sharing)
-    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": copy + optimizer}
+    averages = math.ceil(trainable * BYTES["float32"] / fsdp) if recipe.average else 0
+    snapshot = copy + optimizer + averages
+    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": snapshot}
+    if averages:
+        state["averages"] = averages
     cast = 0
     if recipe.adapter:
         packed = quantised_parameters(recipe.model) if recipe.adapter.base == "nf4" else 0

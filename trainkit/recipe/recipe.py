@@ -11,6 +11,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import WRITING
 from trainkit.recipe.families.transformer import Pretrained, Transformer
 from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
+from trainkit.recipe.sections.average import Average
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.evaluate import Evaluate
@@ -76,6 +77,8 @@ class Recipe(Spec):
     train: Train
     optimizer: Optimizer
     schedule: Schedule = Cosine.model_construct()
+    average: Average | None = None
+    """If the section is absent, parameters are not averaged."""
     precision: Precision = Precision.model_construct()
     parallel: Parallel = Parallel.model_construct()
     checkpoint: Checkpoint = Checkpoint.model_construct()
@@ -239,6 +242,11 @@ class Recipe(Spec):
     def base_checkpoint(self) -> str | None:
         """Return the checkpoint that the model's weights begin with; None if they begin at random."""
         return self.model.pretrained if isinstance(self.model, Pretrained) else None
+
+    @property
+    def evaluates_average(self) -> bool:
+        """Return whether evaluations, samples and exports use the averages of the parameters."""
+        return self.average is not None and self.average.evaluate
 
     @property
     def export_format(self) -> Literal["hf", "peft"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +32,13 @@ from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
-from trainkit.train.loop import Job, SampleReport, train
+from trainkit.train.loop import EvaluationReport, Job, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.reference import log_info
 from trainkit.train.shared import SharedServer, SharedSignals
+from trainkit.train.state import State, with_averages
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
 AIM_HASH_SECONDS = 20.0
@@ -121,7 +122,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             commands=commands,
             checkpointing=checkpointing,
             best=best,
-            evaluate=_evaluator(attempt, built, plan, commands=commands),
+            evaluate=_evaluation(attempt, built, plan, commands=commands),
             sample=_sampler(attempt, built),
             statistics=partial(log_distributions, log),
             compilations=compilations,
@@ -145,6 +146,11 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
                 interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
             )
     return LoopEnd(done, False, outcome.step, commands, reason)
+
+
+def _evaluation(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> EvaluationReport:
+    evaluator = _evaluator(attempt, built, plan, commands=commands)
+    return lambda state, step, only=None: evaluator(_state_in_use(attempt.recipe, state), step, only)
 
 
 def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> Evaluator:
@@ -182,9 +188,17 @@ def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:
         return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=message)
     codec = attempt.cache.text_tokenizer
     sampler = build_sampler(recipe, attempt.directory, codec, compute=built.compute, mesh=built.mesh, log=log)
-    return lambda state, step, prompts=None: sampler(
-        state.params, state.frozen, key=state.key, step=step, prompts=prompts
-    )
+
+    def sample(state: State, step: int, prompts: Sequence[str] | None = None) -> None:
+        used = _state_in_use(recipe, state)
+        sampler(used.params, used.frozen, key=used.key, step=step, prompts=prompts)
+
+    return sample
+
+
+def _state_in_use(recipe: Recipe, state: State) -> State:
+    """Return the state to evaluate and to sample from, whose parameters are the averages if the recipe uses these."""
+    return with_averages(state) if recipe.evaluates_average else state
 
 
 def provenance_of(

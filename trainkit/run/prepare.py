@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
@@ -26,6 +27,7 @@ from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
 from trainkit.hub.load import check_same_base, load_adapter, load_base
 from trainkit.infer.text_format import keep_tokenizer
+from trainkit.optim.average import first_averages
 from trainkit.parallel import hosts
 from trainkit.plan import DataSize, Plan
 from trainkit.recipe import Recipe
@@ -233,8 +235,9 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
         return new_state(built, key, weights, part=part)
 
     saved = {name.partition(".")[0] for name in manifests.read(path).leaves}
-    has_live, is_scaled = "live" in saved, "loss_scale" in saved
-    if has_live and is_scaled == (template.loss_scale is not None) and not reset_optimizer:
+    has_live, is_scaled, is_averaged = (part in saved for part in ("live", "loss_scale", "averages"))
+    same = is_scaled == (template.loss_scale is not None) and is_averaged == (template.averages is not None)
+    if has_live and same and not reset_optimizer:
         return replace(restore.restore(path, template), frozen=new_part("frozen"))
     new: dict[str, Any] = {"frozen": new_part("frozen")}
     if reset_optimizer:
@@ -243,8 +246,17 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
         new["live"] = jax.device_put(initial_live(), shardings.live)
     if template.loss_scale is None or not is_scaled:  # only float16 has one
         new["loss_scale"] = template.loss_scale and jax.device_put(initial_scale(), shardings.loss_scale)
+    if template.averages is None or not is_averaged:
+        new |= {"averages": None, "average_count": None}
     kept = [field.name for field in fields(State) if field.name not in new]
-    return State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
+    state = State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
+    return state if is_averaged or template.averages is None else _with_first_averages(state, shardings)
+
+
+def _with_first_averages(state: State, shardings: State) -> State:
+    """Return a state with averages that begin with its parameters: the run had none."""
+    averages = jax.jit(first_averages, out_shardings=shardings.averages)(state.params)
+    return replace(state, averages=averages, average_count=jax.device_put(jnp.int32(0), shardings.average_count))
 
 
 def accept_start(

@@ -21,6 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.models.adapters import Numbers, trainable, with_adapter
 from trainkit.models.dropout import EmbeddingNoise
 from trainkit.models.stack import LanguageModel
+from trainkit.optim import average
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Plan
@@ -87,7 +88,8 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
 
     def initial(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> State:
         whole_model = partial(model, weights=weights, numbers=numbers)
-        return init(key, model=whole_model, optimizer=optimizer, compute=compute)
+        averages = recipe.average is not None
+        return init(key, model=whole_model, optimizer=optimizer, compute=compute, averages=averages)
 
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
@@ -102,6 +104,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         compute=compute,
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
+        averaging=average.build(recipe.average, steps=plan.steps) if recipe.average else None,
         gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
     )
     shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)

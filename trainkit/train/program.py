@@ -146,7 +146,8 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
-    parameters, frozen, optimizer = (device_bytes(part) for part in (state.params, state.frozen, state.optimizer))
+    parts = (state.params, state.frozen, state.optimizer, state.averages)
+    parameters, frozen, optimizer, averages = map(device_bytes, parts)
     one_batch = device_bytes(batch)
     arguments = analysis.argument_size_in_bytes
     results = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
@@ -154,8 +155,9 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
         parameters=parameters,
         frozen=frozen,
         optimizer=optimizer,
+        averages=averages,
         snapshot=max(0, arguments - one_batch - frozen),
-        rest=max(0, arguments - parameters - frozen - optimizer) + results,
+        rest=max(0, arguments - parameters - frozen - optimizer - averages) + results,
         batches=WAITING * one_batch,
         program=analysis.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
         temporary=_divided(analysis.temp_size_in_bytes, plan),

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.adapters import trainable
 from trainkit.models.stack import LanguageModel
+from trainkit.optim.average import first_averages
 from trainkit.recipe.sections.schedule_spec import NEVER
 
 #: The loss scale of the first step, for the mean loss of a micro-batch.
@@ -56,6 +57,10 @@ class State(eqx.Module):
     live: Live
     loss_scale: LossScale | None = None
     """None unless the step computes in float16."""
+    averages: PyTree | None = None
+    """Averages of `params`, in float32; None unless the recipe asks for them."""
+    average_count: Int[Array, ""] | None = None
+    """How many parameters `averages` contains: 0 until averaging begins. None without averages."""
 
 
 def initial_live() -> Live:
@@ -84,12 +89,22 @@ def init(
     model: Callable[[PRNGKeyArray], LanguageModel],
     optimizer: optax.GradientTransformation,
     compute: jnp.dtype,
+    averages: bool = False,
 ) -> State:
-    """Return the state before the first step. `model` builds the initial model in the dtype of its parameters."""
+    """Return the state before the first step. `model` builds the initial model in the dtype of its parameters.
+
+    `averages` says whether the parameters are averaged.
+    """
     initial = model(jax.random.fold_in(key, 0))
     params, frozen = eqx.partition(initial, trainable(initial))
     scale = initial_scale() if compute == jnp.float16 else None
-    return State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(), scale)
+    state = State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(), scale)
+    return replace(state, averages=first_averages(params), average_count=jnp.int32(0)) if averages else state
+
+
+def with_averages(state: State) -> State:
+    """Return a state that has its averages as its parameters, in float32, and no averages."""
+    return replace(state, params=state.averages, averages=None, average_count=None)
 
 
 def without_frozen(state: State) -> State:

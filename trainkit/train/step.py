@@ -21,6 +21,7 @@ from trainkit.models.casting import cast
 from trainkit.models.dropout import has_dropout, with_keys
 from trainkit.models.master_weights import in_compute_dtype
 from trainkit.optim import LearningRate
+from trainkit.optim.average import Averaging
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Loss, Task
 from trainkit.train.state import State, adjusted_scale
@@ -47,6 +48,7 @@ def make_step(
     compute: jnp.dtype,
     max_grad_norm: float,
     rounding: Literal["stochastic", "nearest"] = "stochastic",
+    averaging: Averaging | None = None,
     gradient_shardings: PyTree | None = None,
 ) -> Step:
     """Return `step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
@@ -58,6 +60,7 @@ def make_step(
 
     Args:
         rounding: of bfloat16 parameters, whose updates are computed in float32.
+        averaging: updates the averages of the parameters; None if there are none.
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
     """
 
@@ -127,6 +130,9 @@ def make_step(
             **{f"optimizer/{name}": value for name, value in optim.metrics(moments).items()},
         }
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
+        if averaging is not None:
+            averages, count = averaging(state.averages, state.average_count, params=params, step=after.step)
+            after = replace(after, averages=averages, average_count=count)
         return _unless_skipped(state, after, metrics)
 
     return step
@@ -168,11 +174,12 @@ def _unless_skipped(before: State, after: State, metrics: Metrics) -> tuple[Stat
         scale = adjusted_scale(before.loss_scale, finite)
         after = replace(after, loss_scale=scale)
         metrics["precision/loss_scale"] = scale.value
-    params, moments = jax.tree.map(
+    params, moments, averages, count = jax.tree.map(
         lambda new, old: jnp.where(changed, new, old),
-        (after.params, after.optimizer),
-        (before.params, before.optimizer),
+        (after.params, after.optimizer, after.averages, after.average_count),
+        (before.params, before.optimizer, before.averages, before.average_count),
     )
     metrics["updates/norm"] = jnp.where(changed, metrics["updates/norm"], 0)
     metrics["parameters/norm"] = optax.tree.norm(params)
-    return replace(after, params=params, optimizer=moments), metrics
+    after = replace(after, params=params, optimizer=moments, averages=averages, average_count=count)
+    return after, metrics

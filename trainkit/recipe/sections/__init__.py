@@ -3,6 +3,7 @@
 | file | tables |
 |---|---|
 | `adapter.py` | `[adapter]` |
+| `average.py` | `[average]` |
 | `data.py` | `[data]`, `[data.encoding]` |
 | `document.py`, `document_spec.py` | `document = { … }` of a source; what every type of document says about itself |
 | `evaluate.py`, `metric.py` | `[evaluate]`, `[[evaluate.metrics]]` |

@@ -1,0 +1,77 @@
+"""Averages of parameters: what they are worth, and where the step leaves them alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from trainkit.checkpoint.leaves import named_leaves
+from trainkit.optim import average
+from trainkit.recipe.sections.average import AverageSpec, EmaAverage, MeanAverage
+
+STEPS = 12
+
+
+def expected(spec: AverageSpec, params: list[np.ndarray]) -> np.ndarray:
+    """Return the average of parameters after each step, from 0, in float64."""
+    first = spec.first_step(len(params) - 1)
+    chosen = [p for step, p in enumerate(params) if step >= max(first, 1) and (step - first) % spec.every == 0]
+    if isinstance(spec, MeanAverage):
+        return np.mean(chosen, axis=0)
+    found = chosen[0]
+    for p in chosen[1:]:
+        found = spec.decay * found + (1 - spec.decay) * p
+    return found
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EmaAverage(decay=0.7),
+        EmaAverage(decay=0.9, start=4, every=3),
+        MeanAverage(type="mean"),
+        MeanAverage(type="mean", start=0.5, every=2),
+    ],
+)
+def test_an_average_equals_its_formula_in_float64_without_the_bias_of_a_start(spec: AverageSpec, dtype: type) -> None:
+    values = np.random.default_rng(0).normal(size=(STEPS + 1, 5, 3))
+    params = [{"a": jnp.asarray(value, dtype)} for value in values]
+    update = average.build(spec, steps=STEPS)
+    averages, count = average.first_averages(params[0]), jnp.int32(0)
+    for step in range(1, STEPS + 1):
+        averages, count = update(averages, count, params=params[step], step=jnp.int32(step))
+        if step <= max(spec.first_step(STEPS), 1):
+            np.testing.assert_array_equal(averages["a"], params[step]["a"].astype(jnp.float32))
+    assert averages["a"].dtype == jnp.float32 and count.dtype == jnp.int32
+    wanted = expected(spec, [np.asarray(p["a"], np.float64) for p in params])
+    np.testing.assert_allclose(averages["a"], wanted, atol=1e-6 * np.abs(wanted).max(), rtol=0)
+
+
+def test_a_step_averages_the_parameters_that_it_leaves_and_a_skipped_one_averages_nothing() -> None:
+    spec = EmaAverage(decay=0.8)
+    step = jax.jit(small.step(averaging=average.build(spec, steps=4)))
+    before = small.state()
+    assert not any(name.startswith("average") for name in named_leaves(before))
+    state = replace(before, averages=average.first_averages(before.params), average_count=jnp.int32(0))
+    seen = [named_leaves(state.params)]
+    for number in range(3):
+        state, _ = step(state, small.batch(number))
+        seen.append(named_leaves(state.params))
+    found = named_leaves(state.averages)
+    for name, value in found.items():
+        wanted = expected(spec, [np.asarray(params[name], np.float64) for params in seen])
+        np.testing.assert_allclose(value, wanted, atol=1e-6 * np.abs(wanted).max(), rtol=0)
+    names = {name for name in named_leaves(state) if name.startswith("averages.")}
+    assert names == {f"averages.{name}" for name in found} and found.keys() == seen[0].keys()
+
+    empty = small.batch(3)
+    skipped, _ = step(state, dict(empty, weights=np.zeros_like(empty["weights"])))
+    assert skipped.step == 4 and skipped.average_count == state.average_count == 3
+    for a, b in zip(jax.tree.leaves(skipped.averages), jax.tree.leaves(state.averages), strict=True):
+        np.testing.assert_array_equal(a, b)

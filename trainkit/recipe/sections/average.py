@@ -1,0 +1,59 @@
+"""[average]: an average of the parameters over the steps, which evaluations, samples and exports use."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from trainkit.recipe.sections.schedule_spec import Span, counted
+from trainkit.recipe.spec import Count, Spec, union_of
+
+
+class AverageSpec(Spec):
+    """What every average has. Until `start` it is the parameters themselves."""
+
+    type: str
+    start: Span = 0
+    """The step at which averaging begins, with the parameters of that step: an integer is steps, a float a fraction of
+    the run."""
+    every: Count = 1
+    """Steps between two parameters that enter the average."""
+    evaluate: bool = True
+    """Whether evaluations, the best checkpoint, patience, samples and exports use the average; if not, they use the
+    parameters, and `--average` chooses the average later."""
+
+    def first_step(self, steps: int) -> int:
+        """Return the step at which averaging begins in a run of `steps`."""
+        return counted(self.start, steps)
+
+    @abstractmethod
+    def share(self, count: Any) -> Any:
+        """Return the share of the next parameters in the average, which contains `count` others, at least one."""
+
+
+class EmaAverage(AverageSpec):
+    """An exponential moving average: each step keeps `decay` of it. It begins with the parameters, so without bias."""
+
+    type: Literal["ema"] = "ema"
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """The share of the average that remains when parameters enter it."""
+
+    def share(self, count: Any) -> Any:
+        return 1 - self.decay
+
+
+class MeanAverage(AverageSpec):
+    """The mean of the parameters (Polyak & Juditsky 1992; stochastic weight averaging, Izmailov et al. 2018)."""
+
+    type: Literal["mean"]
+
+    def share(self, count: Any) -> Any:
+        return 1 / (count + 1)
+
+
+if TYPE_CHECKING:
+    Average: TypeAlias = AverageSpec
+else:
+    Average = union_of("ema", EmaAverage, MeanAverage)
