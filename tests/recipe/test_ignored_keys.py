@@ -91,6 +91,7 @@ USELESS = [
     (changed(("[sample]", "[sample]\ntemperature = 0.0\nmin_p = 0.5")), "min_p", "sample.min_p", "temperature"),
     (changed() + '[precision]\nrounding = "nearest"\n', "rounding", "precision.rounding", "bfloat16"),
     (changed() + FROZEN, "weight_decay = 0.1", "optimizer.groups.0.weight_decay", "factor above 0"),
+    (changed() + "[checkpoint]\nkeep_every = [5, 30]\n", "keep_every", "checkpoint.keep_every", "only steps up to 20"),
     (changed() + '[adapter]\n[precision]\nrounding = "nearest"\n', "rounding", "precision.rounding", "leave it out"),
 ]
 

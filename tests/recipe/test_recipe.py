@@ -383,6 +383,7 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
     [
         ([("steps = 20", "")], "give exactly one of steps, epochs and tokens; found none"),
         ([("steps = 20", "steps = 20\nepochs = 1")], "found steps and epochs"),
+        ([("[track]", "[checkpoint]\nkeep_every = [5, 3]\n[track]")], "checkpoint.keep_every: 3 follows 5; list each"),
         ([("hidden = 32", "")], "model.hidden is missing"),
         ([("schema = 1", "")], "begin the recipe with: schema = 1"),
         ([("schema = 1", "schema = 2")], "schema = 2: expected 1"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 
@@ -26,10 +27,20 @@ class Checkpoint(Spec):
     keep_last: Count = 2
     """How many rolling checkpoints to keep. With 1, a single bad block on the disk can lose the whole run."""
     keep_every: Count | tuple[Count, ...] | None = None
-    """Steps between permanent checkpoints, or a list of steps to save them at. If absent, no rolling checkpoint becomes
-    permanent."""
+    """Steps between permanent checkpoints, or a list of steps to save them at, such as `[1000, 2000]`. If absent, no
+    rolling checkpoint becomes permanent."""
     best: Best | None = None
     """The evaluation whose checkpoint is kept beside the others, as `RUN/best`. If absent, none is."""
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> Checkpoint:
+        steps = self.keep_every if isinstance(self.keep_every, tuple) else ()
+        for before, after in pairwise(steps):
+            if after <= before:
+                raise ValueError(
+                    f"checkpoint.keep_every: {after} follows {before}; list each step once, in rising order"
+                )
+        return self
 
 
 class ChatMessage(Spec):

@@ -289,6 +289,14 @@ def _ignored(recipe: Recipe) -> Iterator[Ignored]:
             'precision.params = "float32" needs no rounding',
             'leave it out, or write precision.params = "bfloat16"',
         )
+    kept, steps = recipe.checkpoint.keep_every, recipe.train.steps
+    if isinstance(kept, tuple) and steps is not None and kept and kept[-1] > steps:
+        yield Ignored(
+            (("checkpoint", "keep_every"),),
+            (("train", "steps"),),
+            f"the run ends after step {steps:,}, before step {kept[-1]:,}",
+            f"leave it out, or list only steps up to {steps:,}",
+        )
     groups = recipe.optimizer.groups
     for number in range(len(groups)):
         # a later group may match the same parameters, and its factor is the one that counts
