@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,7 +12,10 @@ import transformers
 
 
 def descend(request: dict[str, Any]) -> dict[str, Any]:
-    """Write the parameters after all steps, for each of `optimizers`: a name in torch.optim with its options."""
+    """Write the parameters after all steps, for each of `optimizers`: a name in torch.optim with its options.
+
+    torch's Muon rounds to bfloat16 wherever it runs: here it does not.
+    """
     directory = Path(request["directory"])
     problem = dict(np.load(directory / "problem.npz"))
     names = [key.removeprefix("start/") for key in problem if key.startswith("start/")]
@@ -26,7 +30,8 @@ def descend(request: dict[str, Any]) -> dict[str, Any]:
             for name, param in params.items():
                 distance = param.numpy() - problem[f"minimum/{name}"]
                 param.grad = torch.tensor(problem[f"curvature/{name}"] * distance + problem[f"noise/{name}"][step])
-            optimizer.step()
+            with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+                optimizer.step()
         found |= {f"{label}/{name}": param.numpy() for name, param in params.items()}
     np.savez(directory / "descended.npz", **found)
     return {}

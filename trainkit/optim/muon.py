@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 from optax import contrib
 
 from trainkit.optim.moments import stored
-from trainkit.recipe.optimizers.matrix import Muon
+from trainkit.recipe.optimizers.matrix import Coefficients, Muon
 
 #: Root mean square of AdamW's updates, which `scale = "rms"` reproduces (Liu et al. 2025, section 2.2).
 ADAMW_RMS = 0.2
+#: The polynomial a x + b x^3 + c x^5 of every iteration (Jordan et al. 2024).
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+#: The best polynomial of each iteration where singular values begin between 1e-3 and 1; the last one is repeated
+#: (Amsel et al. 2025, arXiv:2505.16932, appendix A).
+POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+#: Before each of them but the last, matrices are divided by this, so that rounding leaves no singular value above 1.
+MARGIN = 1.01
+#: Added to the norm of a matrix.
+TINY = 1e-8
 
 
 def build(spec: Muon) -> optax.GradientTransformation:
     """Return gradients of matrices (…, inputs, outputs) → descent directions, before weight decay.
 
-    The momentum of each matrix is made nearly orthogonal by the quintic Newton-Schulz iteration of Jordan et al. 2024,
-    with their coefficients: its singular values end between about 0.7 and 1.2. Leading axes, such as layers and
-    experts, hold separate matrices. The work is optax's.
+    The momentum of each matrix is made nearly orthogonal by polynomials of odd degree. Leading axes, such as layers and
+    experts, hold separate matrices.
     """
-    orthogonal = contrib.scale_by_muon(
-        ns_steps=spec.iterations,
-        beta=spec.momentum,
-        nesterov=spec.nesterov,
-        mu_dtype=jnp.float32,
-        weight_dimension_numbers=_last_two_axes,
-    )
-    momentum = stored(orthogonal, spec.moments, {"mu": True})
-    by_shape = optax.stateless(lambda updates, _: jax.tree.map(lambda u: u * _scale(spec, u.shape), updates))
-    return optax.chain(momentum, by_shape)
+
+    def init(params: PyTree) -> contrib.MuonState:
+        # nothing reads the coefficients: checkpoints have had them ever since this was optax's Muon
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return contrib.MuonState(jnp.int32(0), zeros, jnp.asarray(NEWTON_SCHULZ, jnp.float32))
+
+    def update(
+        grads: PyTree, state: contrib.MuonState, params: PyTree | None = None
+    ) -> tuple[PyTree, contrib.MuonState]:
+        beta, count = spec.momentum, state.count + 1
+        mu = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.mu, grads)
+        directions = mu
+        if spec.nesterov:
+            first, second = (1 - beta ** (count + 1), 1 - beta**count) if spec.debias else (1, 1)
+            directions = jax.tree.map(lambda m, g: beta * m / first + (1 - beta) * g / second, mu, grads)
+        directions = jax.tree.map(
+            lambda d: _scale(spec, d.shape) * orthogonal(d, spec.coefficients, spec.iterations), directions
+        )
+        return directions, contrib.MuonState(count, mu, state.ns_coeffs)
+
+    return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True})
+
+
+def orthogonal(matrices: Array, coefficients: Coefficients, iterations: int) -> Array:
+    """Return matrices (…, m, n) with their singular vectors, and singular values near 1."""
+    polynomials, margin = [NEWTON_SCHULZ] * iterations, 1.0
+    if coefficients == "polar-express":
+        safe = [(a / MARGIN, b / MARGIN**3, c / MARGIN**5) for a, b, c in POLAR_EXPRESS[:-1]]
+        polynomials, margin = (safe + [POLAR_EXPRESS[-1]] * iterations)[:iterations], MARGIN
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x /= margin * jnp.sqrt(jnp.square(x).sum((-2, -1), keepdims=True)) + TINY
+    for a, b, c in polynomials:
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if tall else x
 
 
 def _scale(spec: Muon, shape: tuple[int, ...]) -> float:
@@ -41,7 +82,3 @@ def _scale(spec: Muon, shape: tuple[int, ...]) -> float:
     if spec.scale == "rms":
         return ADAMW_RMS * max(inputs, outputs) ** 0.5
     return max(1.0, outputs / inputs) ** 0.5
-
-
-def _last_two_axes(params: PyTree) -> PyTree[Any]:
-    return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), params)

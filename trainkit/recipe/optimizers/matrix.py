@@ -12,6 +12,8 @@ from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments, is_stacked, moment_bytes
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
+Coefficients = Literal["newton-schulz", "polar-express"]
+
 
 class MatrixOptimizer(OptimizerSpec):
     """An optimizer of hidden matrices.
@@ -44,15 +46,22 @@ class MatrixOptimizer(OptimizerSpec):
 
 
 class Muon(MatrixOptimizer, WithMoments):
-    """Muon (Jordan et al. 2024): momentum whose matrices are orthogonalised by Newton-Schulz iterations."""
+    """Muon (Jordan et al. 2024): momentum whose matrices are orthogonalised by iterations of polynomials."""
 
     type: Literal["muon"]
     momentum: Decay = 0.95
     """Decay of the average of the gradients."""
     nesterov: bool = True
     """Look ahead by one step of momentum."""
+    debias: bool = True
+    """Correct both parts of the look-ahead for the average's start at zero, as optax does. The published rule and
+    torch.optim.Muon do not."""
+    coefficients: Coefficients = "newton-schulz"
+    """The polynomials of the iterations. `newton-schulz` takes the same one each time (Jordan et al. 2024) and leaves
+    singular values between about 0.7 and 1.2; `polar-express` takes the best one for each (Amsel et al. 2025,
+    arXiv:2505.16932), and comes nearer to 1 with every iteration."""
     iterations: Annotated[int, Field(ge=1, le=20)] = 5
-    """Newton-Schulz iterations at each step."""
+    """Iterations at each step."""
     scale: Literal["width", "rms"] = "width"
     """How updates depend on a matrix's shape. `width` multiplies them by sqrt(max(1, outputs / inputs)), as published;
     `rms` by 0.2 sqrt(max(inputs, outputs)), which makes them as large as AdamW's (Liu et al. 2025), so that a

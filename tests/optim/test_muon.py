@@ -1,0 +1,74 @@
+"""Muon ends where torch's ends, and its singular values are in the published bands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import trajectories
+from reference import Reference
+
+from trainkit.optim.muon import orthogonal
+from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.optimizers.matrix import Muon
+
+RATE = 0.02
+REST = AdamW(learning_rate=0.01)
+#: Of two layers wide and tall.
+SHAPES = {"blocks.mlp_in.weight": (2, 6, 8), "blocks.mlp_out.weight": (2, 9, 5)}
+PUBLISHED = Muon(type="muon", learning_rate=RATE, debias=False, adamw=REST)
+#: A spec, and torch's options.
+CASES: dict[str, tuple[Muon, dict[str, Any]]] = {
+    "width": (PUBLISHED, {}),
+    "rms": (
+        PUBLISHED.model_copy(update={"scale": "rms", "nesterov": False, "momentum": 0.8, "weight_decay": 0.0}),
+        {"adjust_lr_fn": "match_rms_adamw", "nesterov": False, "momentum": 0.8, "weight_decay": 0.0},
+    ),
+}
+
+
+def by_layer(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return matrices as torch has them: each layer by itself, (outputs, inputs)."""
+    return {f"{name}/{n}": layer.T for name, value in params.items() for n, layer in enumerate(value)}
+
+
+@pytest.fixture(scope="module")
+def torch_ends(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    directory: Path = tmp_path_factory.mktemp("muon")
+    curvature, minimum, noise = trajectories.problem(100, SHAPES)
+    parts = {"start": trajectories.start(SHAPES), "curvature": curvature, "minimum": minimum}
+    arrays = {f"{part}/{name}": value for part, values in parts.items() for name, value in by_layer(values).items()}
+    for step in range(100):
+        for name, value in by_layer({name: value[step] for name, value in noise.items()}).items():
+            arrays.setdefault(f"noise/{name}", []).append(value)
+    np.savez(directory / "problem.npz", shares=np.ones(100), **arrays)
+    return reference.descend(
+        directory, {label: ("Muon", {"lr": RATE} | options) for label, (_, options) in CASES.items()}
+    )
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_muon_ends_where_torch_s_ends(label: str, torch_ends: dict[str, np.ndarray]) -> None:
+    found, _ = trajectories.trajectory(CASES[label][0], at=trajectories.start(SHAPES))
+    wanted = {name: torch_ends[f"{label}/{name}"] for name in by_layer(found)}
+    trajectories.assert_equal(by_layer(found), wanted, within=1e-5)
+
+
+@pytest.mark.parametrize(("iterations", "furthest"), [(5, 0.16), (6, 0.0066), (7, 2e-5)])
+def test_polar_express_brings_singular_values_as_near_to_one_as_published(iterations: int, furthest: float) -> None:
+    chance = np.random.default_rng(0)
+    left, right = (np.linalg.qr(chance.normal(size=(side, 24)))[0] for side in (32, 24))
+    matrix = left @ np.diag(np.geomspace(1, 2e-3, 24)) @ right.T  # the smallest is over 1e-3 of the norm
+    found = np.asarray(orthogonal(jnp.asarray(matrix, jnp.float32), "polar-express", iterations), np.float64)
+    assert np.abs(np.linalg.svd(found)[1] - 1).max() < furthest
+    if iterations == 7:
+        np.testing.assert_allclose(found, left @ right.T, atol=1e-4)
+
+
+def test_newton_schulz_leaves_singular_values_in_its_published_band() -> None:
+    matrices = np.random.default_rng(0).normal(size=(4, 16, 32))
+    values = np.linalg.svd(np.asarray(orthogonal(jnp.asarray(matrices, jnp.float32), "newton-schulz", 5)))[1]
+    assert values.min() > 0.68 and values.max() < 1.21
