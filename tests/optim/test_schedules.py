@@ -18,6 +18,7 @@ from trainkit.recipe.sections.schedule_shapes import (
     Chain,
     ChainPart,
     Exponential,
+    ExponentialRise,
     InverseSqrt,
     OneCycle,
     PiecewiseLinear,
@@ -88,6 +89,11 @@ def test_power_falls_from_its_timescale_on_whatever_the_length_of_the_run() -> N
     wanted = [min(1.0, (25 / (step + 1)) ** 0.5) for step in range(STEPS)]
     np.testing.assert_allclose(rates(power), wanted)
     np.testing.assert_array_equal(rates(power), rates(power, 10 * STEPS)[:STEPS])
+
+
+def test_the_rise_of_a_range_test_has_the_same_factor_in_each_step() -> None:
+    rise = ExponentialRise(type="exponential-rise", first_ratio=1e-4)
+    np.testing.assert_allclose(rates(rise), np.geomspace(1e-4, 1, STEPS), rtol=1e-6)
 
 
 def test_lines_go_through_their_points() -> None:

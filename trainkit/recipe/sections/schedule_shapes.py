@@ -44,6 +44,22 @@ class Exponential(ScheduleSpec):
         return peak * xp.exp(math.log(self.min_ratio) * done / rest)
 
 
+class ExponentialRise(ScheduleSpec):
+    """A rise by the same factor in each step, from `first_ratio` to 1 in the last one: the range test of learning rates
+    (Smith 2017, arXiv:1506.01186), which `trainkit find-lr` does."""
+
+    type: Literal["exponential-rise"]
+    warmup: Span = 0
+    """Length of a linear rise from 0 before it: an integer is steps, a float a fraction of the run."""
+    first_ratio: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """First learning rate, as a share of the peak."""
+
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        done, rest = self.after_warmup(step, steps, xp)
+        left = 1 - xp.clip(done / max(rest - 1, 1), 0.0, 1.0)
+        return peak * xp.exp(math.log(self.first_ratio) * left)
+
+
 class InverseSqrt(ScheduleSpec):
     """The inverse root of the step (Vaswani et al. 2017); it does not depend on the length of the run."""
 
@@ -199,4 +215,4 @@ class Chain(ScheduleSpec):
 
 
 #: Those of this file, for `schedule.py` to list.
-SCHEDULES = (Polynomial, Exponential, InverseSqrt, Power, PiecewiseLinear, OneCycle, Chain)
+SCHEDULES = (Polynomial, Exponential, ExponentialRise, InverseSqrt, Power, PiecewiseLinear, OneCycle, Chain)

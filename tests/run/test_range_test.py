@@ -1,0 +1,50 @@
+"""The range test of learning rates: what it concludes from losses, and one on a real trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trainer import BARE, trainkit, workplace
+
+from trainkit.run.range_test import RangeTest, RateRecorder, _Enough
+
+
+def recorded(losses: list[float]) -> RateRecorder:
+    """Return the recorder after a run with these losses, whose rate doubles in each step."""
+    record = RateRecorder(len(losses))
+    with pytest.raises(_Enough):
+        for step, loss in enumerate(losses, start=1):
+            metrics = {"train/loss": str(loss), "optimizer/learning_rate": 1e-6 * 2**step}
+            record({"type": "step", "step": step, "metrics": metrics})
+    return record
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
+    losses = [*[5.0] * 10, *np.linspace(5, 4.8, 10), *np.linspace(4.8, 1, 5), *np.linspace(1, 9, 40)]
+    record = recorded([float(loss) for loss in losses])
+    found = RangeTest(tuple(record.points), record.exploded)
+    assert found.exploded and len(found.points) < len(losses)
+    assert found.steepest is not None and 20 <= found.steepest.step <= 26 < found.lowest.step
+    assert found.as_json()["suggestion"] == found.steepest.learning_rate
+
+
+def test_a_loss_that_is_no_number_ends_the_test_and_a_loss_that_never_falls_suggests_nothing() -> None:
+    record = recorded([5.0, 5.1, 5.2, float("nan"), 4.0])
+    assert record.exploded and len(record.points) == 3
+    assert RangeTest(tuple(record.points), record.exploded).as_json()["suggestion"] is None
+
+
+def test_find_lr_trains_with_rising_rates_and_leaves_no_run(tmp_path: Path) -> None:
+    place = workplace(tmp_path, BARE, documents=10)
+    done = trainkit(place, "find-lr", "tiny.toml", "--json", "--steps", "12", "--low", "1e-4", "--high", "1e-2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rates = [point["learning_rate"] for point in found["points"]]
+    np.testing.assert_allclose(rates, np.geomspace(1e-4, 1e-2, 12), rtol=1e-5)
+    assert not found["exploded"] and found["suggestion"] in rates
+    assert not (place / "runs").exists()
+    wrong = trainkit(place, "find-lr", "tiny.toml", "--low", "1", "--high", "0.1")
+    assert wrong.returncode == 2 and "the rates must rise" in wrong.stderr
