@@ -11,11 +11,12 @@ import pytest
 from sample_recipe import TEXT, changed, line_of, write
 
 import trainkit
-from trainkit.cli.arguments import find_run, run_directory
+from trainkit.cli.arguments import run_directory
 from trainkit.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.plan import DataSize, Devices, make_plan
 from trainkit.recipe.toml.load import load
+from trainkit.rundir.find import find_run
 
 
 def files(directory: Path) -> set[str]:

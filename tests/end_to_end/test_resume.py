@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer import BARE, Trainer, arrays, copied, losses, trainkit, workplace
+from trainer import BARE, Trainer, arrays, copied, inputs_copied, losses, trainkit, workplace
 
+from trainkit.checkpoint import manifest as manifests
 from trainkit.data.problems import DataProblem
 from trainkit.errors import TrainkitError
 from trainkit.events.log import last_attempt, read
@@ -247,3 +248,27 @@ def test_two_trainers_cannot_train_one_run(tmp_path: Path) -> None:
         assert second.returncode == 2 and str(trainer.process.pid) in second.stderr and "watch" in second.stderr
         anew = trainkit(tmp_path, "run", "tiny.toml", "--plain")
         assert anew.returncode == 2 and "trainkit resume runs/tiny" in anew.stderr and "--name tiny-2" in anew.stderr
+
+
+def test_a_run_can_begin_with_the_parameters_of_another_one_and_another_optimizer(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    """The rate is so low that nothing changes: what is saved after a step is what the run began with."""
+    inputs_copied(uninterrupted.parents[1], tmp_path)
+    settings = [
+        "run.name=second", "run.directory=more", f'run.parameters_from="{uninterrupted}/12"', "train.steps=1",
+        'optimizer={ type = "lion", learning_rate = 1e-30 }', "checkpoint.keep_every=1",
+    ]  # fmt: skip
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    other = trainkit(tmp_path, "check", "tiny.toml", *overrides, "--set", "model.hidden=16")
+    assert other.returncode == 2 and "error: --set: run.parameters_from: " in other.stderr, other.stderr
+    assert "blocks.mlp_in.weight: the checkpoint has 2 x 32 x 128, the model 2 x 16 x 64" in other.stderr
+    done = trainkit(tmp_path, "run", "tiny.toml", *overrides, "--plain")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "more" / "second"
+    before, after = arrays(uninterrupted, 12), arrays(run, 1)
+    params = [name for name in before if name.startswith("params.")]
+    assert params and all(before[name] == after[name] for name in params)
+    assert set(before) != set(after), "the optimizer state is Lion's"
+    found = manifests.read(run / "checkpoints" / "1").began_with
+    assert found and any(found in event.get("message", "") for event in read(run))

@@ -54,6 +54,8 @@ class Manifest(BaseModel):
     """Fingerprint of the ledger."""
     base: str | None = None
     """Digest of the frozen parameters, which are not saved; None where there are none."""
+    began_with: str | None = None
+    """Digest of the parameters of another run that its run began with (`run.parameters_from`); None if it did not."""
     aim_run: str | None
     metrics: dict[str, float]
     versions: dict[str, str]

@@ -40,6 +40,8 @@ class Provenance:
     attempt: int
     base: str | None = None
     """Digest of the frozen parameters, which are not saved; None where there are none."""
+    began_with: str | None = None
+    """Digest of the parameters of another run that the run began with; None if it did not."""
     aim_run: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -252,6 +254,7 @@ def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, provenance
         recipe=provenance.recipe,
         data=provenance.data,
         base=provenance.base,
+        began_with=provenance.began_with,
         aim_run=provenance.aim_run,
         metrics=provenance.metrics,
         versions=_versions(),

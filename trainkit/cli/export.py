@@ -116,8 +116,8 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
 
 
 def _find(run: str) -> tuple[Path, int | None]:
-    from trainkit.cli.arguments import find_run
     from trainkit.parallel.xla import use_compile_cache
+    from trainkit.rundir.find import find_run
 
     use_compile_cache()
     return find_run(run)

@@ -115,7 +115,7 @@ def open_model(what: str) -> TrainedModel:
 
     Raises TrainkitError.
     """
-    from trainkit.cli.arguments import find_run
+    from trainkit.rundir.find import find_run
     from trainkit.rundir.summary import is_run
 
     path = Path(what)

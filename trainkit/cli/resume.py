@@ -38,11 +38,12 @@ def resume(
     profile: Profile = None,
 ) -> int:
     """Continue a run from its newest checkpoint, or from STEP."""
-    from trainkit.cli.arguments import find_run, steps_of
+    from trainkit.cli.arguments import steps_of
     from trainkit.cli.run import follow
     from trainkit.parallel import hosts
     from trainkit.run.resume import prepare
     from trainkit.rundir.directory import recipe_of
+    from trainkit.rundir.find import find_run
 
     hosts.join()
     steps = steps_of(profile) if profile is not None else None

@@ -10,7 +10,7 @@ from trainkit.text import neutralise
 def verify(run: RunOrStep) -> int:
     """Compare every byte of checkpoints with their checksums."""
     from trainkit.checkpoint import store
-    from trainkit.cli.arguments import find_run
+    from trainkit.rundir.find import find_run
 
     directory, step = find_run(run)
     found = store.step_directories(directory) if step is None else [store.directory_of(directory) / str(step)]

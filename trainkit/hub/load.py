@@ -20,6 +20,7 @@ from trainkit.checkpoint.manifest import Manifest
 from trainkit.errors import TrainkitError
 from trainkit.hub import find, peft
 from trainkit.hub.config import family_of, head_of, read_config, spec_of
+from trainkit.hub.run_parameters import load_parameters
 from trainkit.hub.source import Scratch, TensorSource, fresh
 from trainkit.models.adapters import Numbers, packed_leaves
 from trainkit.models.build import leaf_names
@@ -124,7 +125,8 @@ def _arrays(shapes: PyTree) -> dict[str, Shape]:
 
 
 def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
-    """Return the weights of `[model] pretrained`, laid out as in `shapes`; None if the model begins at random.
+    """Return the weights of `[run] parameters_from` or else of `[model] pretrained`, laid out as in `shapes`; None if
+    the model begins at random.
 
     The caller owns the arrays and may donate them. Leaves that the adapter keeps in 4 bit are packed one by one, so
     that only one leaf at a time is in memory in full.
@@ -136,6 +138,8 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
         TrainkitError: the weights cannot be found, fetched or read, or do not fit the recipe's model.
     """
     model = recipe.model
+    if (parameters := load_parameters(recipe, shapes)) is not None:
+        return parameters
     if not isinstance(model, Pretrained) or model.pretrained is None:
         return None
     packed = packed_leaves(shapes, recipe.adapter)
@@ -182,7 +186,8 @@ def check_weights(recipe: Recipe, base: PyTree, shapes: PyTree, *, resumed: bool
     model = recipe.model
     if not resumed:
         load_adapter(recipe, shapes)
-    if isinstance(model, Pretrained) and model.pretrained is not None and (recipe.adapter is not None or not resumed):
+    begins = not resumed and recipe.run.parameters_from is None
+    if isinstance(model, Pretrained) and model.pretrained is not None and (recipe.adapter is not None or begins):
         check(find.weights(model.pretrained, model.revision), base, resize=model.resize_vocabulary, head=model.head)
 
 

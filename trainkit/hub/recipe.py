@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
+from trainkit.hub.run_parameters import with_checkpoint
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.hugging_face import Config, Family
 from trainkit.recipe.families.transformer import Transformer
@@ -25,11 +26,11 @@ def load(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> Load
 
     Raises:
         TrainkitError: as there; or the checkpoint cannot be found, uses unsupported features, or has a head that the
-            task cannot begin with.
+            task cannot begin with; or that of `run.parameters_from` is of another model.
     """
     loaded = recipes.load(path, overrides, mode=mode, look_up=look_up, look_up_adapter=look_up_adapter)
     check_head(loaded.recipe)
-    return loaded
+    return with_checkpoint(loaded)
 
 
 def check_head(recipe: Recipe) -> None:

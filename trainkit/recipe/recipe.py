@@ -35,6 +35,9 @@ class Run(Spec):
     """Seed that all random numbers derive from."""
     directory: str = "runs"
     """Directory that holds the runs."""
+    parameters_from: str | None = None
+    """A run, `RUN/STEP` or `RUN/best`, with whose parameters this run begins: at step 0, with a new optimizer state. If
+    absent, they are random or those of `model.pretrained`."""
     deterministic: bool = False
     """Whether a GPU uses only kernels that give the same bits every time, which may be slower. A CPU always does."""
 
@@ -127,6 +130,11 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _the_adapter_fits_the_model(self) -> Recipe:
         if self.adapter is not None:
+            if self.run.parameters_from is not None:
+                raise ValueError(
+                    "run.parameters_from begins with a whole model, and [adapter] trains beside a frozen one: export"
+                    ' that run with trainkit export, and name the export in [model] pretrained = "DIRECTORY"'
+                )
             check_adapter(self.adapter, self.model)
         return self
 

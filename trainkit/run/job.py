@@ -202,7 +202,13 @@ def _state_in_use(recipe: Recipe, state: State) -> State:
 
 
 def provenance_of(
-    recipe: Recipe, data_fingerprint: str, base: str | None, trackers: Sidecars, log: EventLog, last: bool
+    recipe: Recipe,
+    data_fingerprint: str,
+    base: str | None,
+    began_with: str | None,
+    trackers: Sidecars,
+    log: EventLog,
+    last: bool,
 ) -> Provenance:
     """Return what a checkpoint's manifest records besides the state; `last` of the run's last checkpoint."""
     return Provenance(
@@ -210,5 +216,6 @@ def provenance_of(
         data=data_fingerprint,
         attempt=log.attempt,
         base=base,
+        began_with=began_with,
         aim_run=trackers.aim_run(patience=AIM_HASH_SECONDS if last else 0.0),
     )

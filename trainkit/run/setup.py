@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from trainkit.checkpoint import store
+from trainkit.checkpoint.leaves import digest
 from trainkit.checkpoint.saver import size_of
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
@@ -37,7 +38,7 @@ from trainkit.train.planning import UNKNOWN_SIZE, plan_of
 from trainkit.train.profile import check_steps
 from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.signals import Signals
-from trainkit.train.state import without_frozen
+from trainkit.train.state import State, without_frozen
 
 
 def train(
@@ -58,7 +59,8 @@ def train(
     use_compile_cache()
     agree_on_memory(recipe.parallel.platform)
 
-    resumed = store.newest(directory) is not None
+    newest = store.newest(directory)
+    resumed = newest is not None
     with_tokenizer = recorded.with_own_tokenizer(recipe, directory) if resumed else recipe
     cache = hosts.first_goes(partial(_tokens, with_tokenizer, log, resumed=resumed))
     afterwards.callback(cache.close)
@@ -75,6 +77,7 @@ def train(
     disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
     base = base_digest(ready.state.frozen, recipe)
+    began_with = newest.manifest.began_with if newest else _log_parameters(recipe, ready.state, log)
 
     with contextlib.closing(SharedServer(Server(directory) if hosts.is_first() else None)) as server:
         attempt = Attempt(
@@ -82,7 +85,7 @@ def train(
             recipe=recipe,
             cache=cache,
             data=data,
-            provenance=partial(provenance_of, recipe, cache.fingerprint, base, trackers, log),
+            provenance=partial(provenance_of, recipe, cache.fingerprint, base, began_with, trackers, log),
             exporting=Exporting(directory, recipe, first=first, log=log) if recipe.export else None,
             server=server,
             signal=SharedSignals(signal),
@@ -134,6 +137,16 @@ def rehearse(recipe: Recipe, *, resumed: bool) -> None:
         check_texts(recipe)
     built = build(recipe, plan_of(recipe, vocab_size=1, data=UNKNOWN_SIZE))
     check_weights(recipe, built.base, model_shapes(built), resumed=resumed)
+
+
+def _log_parameters(recipe: Recipe, state: State, log: EventLog) -> str | None:
+    """Log which parameters of another run a new run begins with, and return their digest; None if there are none."""
+    if recipe.run.parameters_from is None:
+        return None
+    found = digest(state.params)
+    message = f"the parameters are those of {recipe.run.parameters_from} (digest {found}); the optimizer state is new"
+    log.write("log", step=log.step, level="info", message=message)
+    return found
 
 
 def _report_progress(log: EventLog, progress: CachingProgress) -> None:

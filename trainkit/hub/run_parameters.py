@@ -1,0 +1,108 @@
+"""The parameters of another run, with which a run begins: `[run] parameters_from`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.checkpoint import store
+from trainkit.checkpoint.store import Info
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.toml.files import with_values
+from trainkit.recipe.toml.load import Loaded, locate_error
+from trainkit.rundir.find import find_run
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+KEY = "run.parameters_from"
+#: What the names of parameters begin with in a checkpoint.
+_PARAMS = "params."
+
+
+def with_checkpoint(loaded: Loaded) -> Loaded:
+    """Return the recipe with `run.parameters_from`, if it has one, as an absolute path that ends with the step.
+
+    Raises:
+        TrainkitError: there is no such run or checkpoint, or its parameters are not those of the recipe's model.
+    """
+    recipe = loaded.recipe
+    if recipe.run.parameters_from is None:
+        return loaded
+    try:
+        directory, step = find_run(os.path.expanduser(recipe.run.parameters_from))
+        info = store.checkpoint_of(directory, step)
+        _check(recipe, info)
+    except TrainkitError as error:
+        problem = f"{error.where}: {error.problem}" if error.where else error.problem
+        raise locate_error(TrainkitError(problem, where=KEY, hint=error.hint), loaded) from error
+    path = str(directory.absolute() / str(info.step))
+    return replace(loaded, recipe=with_values(recipe, run=with_values(recipe.run, parameters_from=path)))
+
+
+def _check(recipe: Recipe, info: Info) -> None:
+    """Raise TrainkitError unless the parameters in a checkpoint have the names and shapes of the recipe's model.
+
+    Rows of a vocabulary are left out: their number is known once the tokenizer is.
+    """
+    if info.manifest.base is not None:
+        raise TrainkitError(
+            "its checkpoints hold an adapter without the model",
+            where=str(info.directory),
+            hint='export it with trainkit export, and name the export in [model] pretrained = "DIRECTORY"',
+        )
+    length = recipe.data.positions
+    wanted, wider = (recipe.model.leaf_shapes(vocab_size=size, sequence_length=length) for size in (1, 2))
+    leaves = info.manifest.leaves
+    found = {name.removeprefix(_PARAMS): leaf.shape for name, leaf in leaves.items() if name.startswith(_PARAMS)}
+    lines = [
+        f"  {name}: the checkpoint has {_show(found.get(name))}, the model {_show(wanted.get(name))}"
+        for name in sorted(found.keys() | wanted.keys())
+        if found.get(name) != wanted.get(name) and not (name in found and wanted.get(name) != wider.get(name))
+    ]
+    if lines:
+        raise TrainkitError(
+            "its parameters are not those of [model]:\n" + "\n".join(lines),
+            where=str(info.directory),
+            hint="give the model the type and the sizes of that run, or extend its recipe",
+        )
+
+
+def load_parameters(recipe: Recipe, shapes: PyTree) -> PyTree | None:
+    """Return the parameters that `run.parameters_from` names, of the dtypes in `shapes`; None if it names none.
+
+    Raises:
+        TrainkitError: the checkpoint is gone or damaged, or the vocabulary has another size.
+    """
+    if recipe.run.parameters_from is None:
+        return None
+    import jax
+
+    from trainkit.checkpoint import restore
+    from trainkit.checkpoint.leaves import named_leaves
+
+    path = Path(recipe.run.parameters_from)
+    info = store.find(path.parent, int(path.name))
+    stored, named = info.manifest.leaves, named_leaves(shapes, under="params")
+    other = [name for name, leaf in named.items() if name not in stored or stored[name].shape != leaf.shape]
+    if other:
+        lines = [f"  {name}: the model has {_show(named[name].shape)}" for name in other]
+        raise TrainkitError(
+            "the parameters of that run do not fit:\n" + "\n".join(lines),
+            where=KEY,
+            hint=f'use its tokenizer: [tokenizer] path = "{path.parent / "tokenizer.json"}"',
+        )
+    read = [
+        restore.restore(
+            info.directory, jax.ShapeDtypeStruct(leaf.shape, stored[name].dtype, sharding=leaf.sharding), under=name
+        ).astype(leaf.dtype)
+        for name, leaf in named.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(shapes), read)
+
+
+def _show(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else " x ".join(map(str, shape))
