@@ -164,9 +164,12 @@ def test_a_table_of_another_type_begins_with_that_types_defaults_and_says_where_
         (load(tmp_path / "wsd.toml", typed), dict.fromkeys(["type", "warmup"], "--set")),
         (load(tmp_path / "wsd.toml", typed[::-1]), dict.fromkeys(["type", "warmup"], "--set")),
     ):
-        assert loaded.recipe.schedule.model_dump() == {"type": "cosine", "warmup": 7, "min_ratio": 0.1}
+        rest = {"cooldown": 0, "restarts": 0}
+        assert loaded.recipe.schedule.model_dump() == {"type": "cosine", "warmup": 7, "min_ratio": 0.1, **rest}
         found = {key: origin for key, origin in loaded.origins.items() if key.startswith("schedule.")}
-        assert found == {f"schedule.{name}": at for name, at in where.items()} | {"schedule.min_ratio": "default"}
+        assert found == {f"schedule.{name}": at for name, at in where.items()} | {
+            f"schedule.{name}": "default" for name in ("min_ratio", "cooldown", "restarts")
+        }
     same = write(tmp_path, 'extends = "wsd.toml"\n[schedule]\ntype = "wsd"\nwarmup = 7\n', "same.toml")
     assert load(same).recipe.schedule.decay == 0.3
 
@@ -219,7 +222,8 @@ def test_every_choice_of_a_type_is_known_with_its_default(tmp_path):
         for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
                 # the optimizer of a group has the same keys again, without groups and wrappers
-                if not (name in ("groups", "wrappers") and {"groups", "adamw"} & set(key)):
+                inside = name in ("groups", "wrappers") and {"groups", "adamw"} & set(key)
+                if not inside and not (name == "parts" and "parts" in key):  # a part of a chain is no chain
                     walk(child, (*key, name))
             if isinstance(items := branch.get("items"), dict):
                 walk(items, (*key, "*"))
@@ -471,8 +475,8 @@ def test_every_key_says_what_it_means():
     def walk(node, key):
         for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
-                if name == "groups" and "groups" in key:
-                    continue  # the optimizer of a group has the same keys again
+                if name in ("groups", "parts") and name in key:
+                    continue  # the optimizer of a group, or the schedule of a part, has the same keys again
                 yield (*key, name), child
                 yield from walk(child, (*key, name))
             if "items" in branch:

@@ -32,6 +32,7 @@ TYPES: dict[Key, str] = {
     ("optimizer", "groups", "*", "optimizer"): "adamw",
     ("optimizer", "wrappers", "*"): "",
     ("schedule",): "cosine",
+    ("schedule", "parts", "*", "schedule"): "cosine",
     ("task",): "causal-lm",
     ("data", "encoding"): "concatenate",
     ("data", "train", "*"): "files",
