@@ -16,6 +16,14 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, 
 RunOrStep = Annotated[
     str, typer.Argument(metavar="RUN[/STEP]", help="A run, or one of its checkpoints; RUN/best is the best.")
 ]
+Average = Annotated[
+    bool | None,
+    typer.Option(
+        "--average/--no-average",
+        help="Use the average of the parameters, or the parameters; by default, what the run's evaluations use.",
+        show_default=False,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

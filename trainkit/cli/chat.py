@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from trainkit.cli.arguments import Average
 from trainkit.cli.generation import (
     Model,
     Options,
@@ -105,6 +106,7 @@ def chat(
     model: Model,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.", show_default=False)] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue one text, without a chat template.")] = False,
+    average: Average = None,
     *,
     options: Options,
 ) -> None:
@@ -116,7 +118,7 @@ def chat(
     from trainkit.infer.text_format import Conversation, closing
 
     check(options)
-    trained, stop = open_model(model), options.stop or []
+    trained, stop = open_model(model, average=average), options.stop or []
     if trained.spec.kind == "encoder-decoder":
         raise TrainkitError(
             "the model is an encoder-decoder, which holds no conversation",

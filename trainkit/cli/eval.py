@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.arguments import RunOrStep
+from trainkit.cli.arguments import Average, RunOrStep
 from trainkit.cli.cache_data import show_progress
 from trainkit.errors import TrainkitError
 from trainkit.text import format_quantity, neutralise
@@ -40,6 +40,7 @@ def eval(
     predictions: Annotated[
         bool, typer.Option("--predictions", help="Also write every prediction to the run's results/ as Parquet.")
     ] = False,
+    average: Average = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,7 +92,9 @@ def eval(
     if lm_eval is not None:
         harness = _harness()
         options = harness.HarnessOptions(tuple(lm_eval.split(",")), lm_eval_path, limit, fewshot, chat)
-        at, results = harness.evaluate_tasks(directory, step, options, overrides=overrides or [], warn=warn)
+        at, results = harness.evaluate_tasks(
+            directory, step, options, average=average, overrides=overrides or [], warn=warn
+        )
     else:
         with show_progress() as progress:
             at, results = evaluate_run(
@@ -100,6 +103,7 @@ def eval(
                 data=data or [],
                 split=split,
                 predictions=predictions,
+                average=average,
                 overrides=overrides or [],
                 progress=progress,
                 warn=warn,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainkit.cli.arguments import RunOrStep
+from trainkit.cli.arguments import Average, RunOrStep
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.text import format_bytes, plural
 
@@ -42,6 +42,7 @@ def export(
     dtype: Annotated[
         ExportDtype | None, typer.Option(help="Dtype of the weights; by default that of training.", show_default=False)
     ] = None,
+    average: Average = None,
     push: Annotated[
         str | None,
         typer.Option(
@@ -58,20 +59,22 @@ def export(
     Writes weights, config, tokenizer and model card, reads the weights back and compares them.
     """
     write = _adapter if format is ExportFormat.PEFT else _model
-    fields, message = write(run, out, dtype=dtype.value if dtype else None, push=push)
+    fields, message = write(run, out, dtype=dtype.value if dtype else None, average=average, push=push)
     if push is not None:
         fields["uploaded"] = _push(out, push, private=private, step=fields["step"])
         message += f"\nuploaded to {fields['uploaded']}"
     return json_format.dumps(fields, ensure_ascii=False) if json else message
 
 
-def _model(run: str, out: Path, *, dtype: str | None, push: str | None) -> tuple[dict[str, Any], str]:
+def _model(
+    run: str, out: Path, *, dtype: str | None, average: bool | None, push: str | None
+) -> tuple[dict[str, Any], str]:
     """Write the model, and return what was written as fields and in words."""
     directory, step = _find(run)
     from trainkit.export.model import export as write
     from trainkit.rundir.directory import recipe_of
 
-    done = write(directory, step, out, dtype=dtype or recipe_of(directory).recipe.precision.params)
+    done = write(directory, step, out, dtype=dtype or recipe_of(directory).recipe.precision.params, average=average)
     message = (
         f"exported step {done.step} of {directory.name} to {out}:"
         f" {format_bytes(done.bytes)} in {plural(len(done.files), 'file')}\n"
@@ -82,7 +85,9 @@ def _model(run: str, out: Path, *, dtype: str | None, push: str | None) -> tuple
     return asdict(done) | {"directory": str(out)}, message
 
 
-def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tuple[dict[str, Any], str]:
+def _adapter(
+    run: str, out: Path, *, dtype: str | None, average: bool | None, push: str | None
+) -> tuple[dict[str, Any], str]:
     if dtype not in (None, "float32"):
         raise TrainkitError(f"an adapter is exported in float32 only, not in {dtype}", hint="omit --dtype")
     directory, step = _find(run)
@@ -97,7 +102,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
         )
     from trainkit.export.adapter import export_adapter as write
 
-    step, files = write(directory, step, out)
+    step, files = write(directory, step, out, average=average)
     size = sum(file.stat().st_size for file in files)
     message = (
         f"exported the adapter of step {step} of {directory.name} to {out}:"

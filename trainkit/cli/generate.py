@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from trainkit.cli.arguments import Average
 from trainkit.cli.generation import (
     MAX_TOKENS,
     Model,
@@ -47,6 +48,7 @@ def generate(
     length_penalty: Annotated[
         float | None, typer.Option(help="With beams: above 0 favours longer targets.", show_default="1")
     ] = None,
+    average: Average = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
     *,
     options: Options,
@@ -63,7 +65,7 @@ def generate(
     check(options)
     _check_search(options, beams, length_penalty)
     texts = [text for text in _prompts(prompts or [], file) for _ in range(count)]
-    trained = open_model(model)
+    trained = open_model(model, average=average)
     if beams > 1:
         settings, search = settle_beams(
             options, trained, beams=beams, length_penalty=length_penalty, max_tokens=MAX_TOKENS

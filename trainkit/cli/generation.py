@@ -110,8 +110,10 @@ def with_options(command: Callable[..., T]) -> Callable[..., T]:
     return wrapper
 
 
-def open_model(what: str) -> TrainedModel:
+def open_model(what: str, *, average: bool | None = None) -> TrainedModel:
     """Return the model of RUN or RUN/STEP, or of a directory with a Hugging Face checkpoint or a PEFT adapter.
+
+    `average` is `--average` or `--no-average`, which only a run has.
 
     Raises TrainkitError.
     """
@@ -122,11 +124,14 @@ def open_model(what: str) -> TrainedModel:
     configs = (path / "config.json", path / "adapter_config.json")
     pretrained = any(config.is_file() for config in configs) and not is_run(path)
     directory, step = (path, None) if pretrained else find_run(what)
+    if pretrained and average is not None:
+        option = "--average" if average else "--no-average"
+        raise TrainkitError(f"{option} is for runs, and this is an export", where=what, hint=f"omit {option}")
     from trainkit.infer.trained_model import open_pretrained, open_run
     from trainkit.parallel.xla import use_compile_cache
 
     use_compile_cache()
-    return open_pretrained(directory) if pretrained else open_run(directory, step)
+    return open_pretrained(directory) if pretrained else open_run(directory, step, average=average)
 
 
 def new_seed() -> int:

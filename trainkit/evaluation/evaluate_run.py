@@ -23,6 +23,8 @@ from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
 from trainkit.evaluation.targets import text_report
 from trainkit.hub.load import check_same_base, load_base
+from trainkit.infer.adapted import Weights
+from trainkit.infer.trained_model import weights_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Files, HuggingFace, Source
 from trainkit.rundir.directory import recipe_of
@@ -44,6 +46,7 @@ def evaluate_run(
     data: Sequence[str] = (),
     split: str | None = None,
     predictions: bool = False,
+    average: bool | None = None,
     overrides: Sequence[str] = (),
     progress: Tell = None,
     warn: Callable[[str], None],
@@ -56,6 +59,7 @@ def evaluate_run(
             source; empty for the validation sets of the recipe.
         split: of the data set that the run was trained on, or of `data`.
         predictions: whether to write every prediction beside the metrics.
+        average: as for `weights_of`.
         overrides: `evaluate.KEY=VALUE`.
         warn: called with what a person should know.
 
@@ -77,11 +81,11 @@ def evaluate_run(
         )
 
     def evaluate(info: Info) -> tuple[int, Results]:
-        results = Results()
+        results, weights = Results(), weights_of(info, recipe, average=average)
         for part in parts:
             # data that replaces the validation sets is the training set of another recipe
             named = None if part is recipe else str(part.data.train[0].name)
-            results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
+            results |= _evaluate(directory, info, part, weights=weights, named=named, progress=progress, warn=warn)
         return info.step, results
 
     return read_checkpoint(directory, step, evaluate)
@@ -153,6 +157,7 @@ def _evaluate(
     info: Info,
     recipe: Recipe,
     *,
+    weights: Weights,
     named: str | None,
     progress: Tell,
     warn: Callable[[str], None],
@@ -164,7 +169,7 @@ def _evaluate(
             check_tokenizer(recipe.task, cache.tokenizer)
         plan = plan_of(recipe, vocab_size=cache.vocab_size, data=UNKNOWN_SIZE, directory=directory)
         built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
-        state = _parameters(directory, info, recipe, built)
+        state = _parameters(directory, info, recipe, built, weights=weights)
         log = _Warnings(warn, info.step)
         if recipe.task.reference:
             reference = Reference(directory, recipe, built, state, log)
@@ -186,7 +191,7 @@ def _evaluate(
             mesh=built.mesh,
             log=log,
             interrupted=lambda: False,
-            results=result_writer(directory, recipe, cache, training_set=named),
+            results=result_writer(directory, recipe, cache, average=weights == "averages", training_set=named),
             texts=text_report(
                 recipe,
                 directory,
@@ -217,17 +222,22 @@ def _training_set(cache: Cache, recipe: Recipe, *, at_once: int, name: str) -> E
     )
 
 
-def _parameters(directory: Path, info: Info, recipe: Recipe, built: BuiltStep) -> State:
-    """Return a state with the parameters and the key of a checkpoint, and no optimizer state."""
+def _parameters(directory: Path, info: Info, recipe: Recipe, built: BuiltStep, *, weights: Weights) -> State:
+    """Return a state with the weights and the key of a checkpoint, and no optimizer state."""
     shapes = state_shapes(built)
-    params = restore.restore(info.directory, shapes.params, under="params")
+    template = shapes.params if weights == "params" else jax.tree.map(_in_float32, shapes.params)
+    params = restore.restore(info.directory, template, under=weights)
     key = restore.restore(info.directory, shapes.key, under="key")
     frozen: PyTree = shapes.frozen
     if jax.tree.leaves(frozen):
-        weights = load_base(recipe, built.base, on=built.mesh)
-        frozen = new_state(built, jax.random.key(recipe.run.seed), weights, part="frozen")
+        base = load_base(recipe, built.base, on=built.mesh)
+        frozen = new_state(built, jax.random.key(recipe.run.seed), base, part="frozen")
     check_same_base(info.manifest, frozen, where=directory)
     return State(params, frozen, (), jnp.int32(info.step), key, shapes.live)
+
+
+def _in_float32(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, jnp.float32, sharding=shape.sharding)
 
 
 class _Warnings:

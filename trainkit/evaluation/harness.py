@@ -203,6 +203,7 @@ def evaluate_tasks(
     step: int | None,
     options: HarnessOptions,
     *,
+    average: bool | None = None,
     overrides: Sequence[str] = (),
     warn: Callable[[str], None],
 ) -> tuple[int, dict[str, dict[str, float]]]:
@@ -211,6 +212,7 @@ def evaluate_tasks(
 
     Args:
         step: None for the newest checkpoint.
+        average: as for `weights_of`.
         overrides: `evaluate.batch_size=N`, the number of texts at once.
 
     Raises:
@@ -220,7 +222,7 @@ def evaluate_tasks(
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     manager, names = _find_tasks(options)
     rows = recipe_to_evaluate(directory, overrides).evaluate.batch_size or ROWS
-    trained = open_run(directory, step)
+    trained = open_run(directory, step, average=average)
     assert trained.step is not None, "a run's model is that of a step"
     model = HarnessModel(trained, rows=rows, warn=warn)
     if options.chat:

@@ -215,10 +215,14 @@ class ResultWriter(Protocol):
         """Keep the metrics and the predictions of a set after a step."""
 
 
-def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set: str | None = None) -> ResultWriter:
+def result_writer(
+    directory: Path, recipe: Recipe, cache: Cache, *, average: bool, training_set: str | None = None
+) -> ResultWriter:
     """Return a function that writes the metrics and predictions of evaluations to a run's `results/`.
 
-    `training_set` is the name under which the training set is evaluated; None if it is not.
+    Args:
+        average: whether they are of the averages of the parameters.
+        training_set: the name under which the training set is evaluated; None if it is not.
     """
     classes = recipe.task.class_names(recipe.data)
     codec = cache.tokenizer
@@ -237,6 +241,6 @@ def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set
             return RowOrigin(unit.files[place.file].path, place.index)
 
         table = predictions.columns(origin, classes, decode) if recipe.evaluate.predictions else None
-        write_results(directory, name, step, metrics, table)
+        write_results(directory, name, step, metrics, table, {"average": True} if average else {})
 
     return write

@@ -8,24 +8,28 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from trainkit.checkpoint.store import checkpoint_of, read_checkpoint
+from trainkit.checkpoint.store import Info, checkpoint_of, read_checkpoint
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.export.model import draft, made_by
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
-from trainkit.infer.adapted import open_adapted
+from trainkit.infer.adapted import Weights, open_adapted
 from trainkit.infer.seq2seq import start_of
 from trainkit.infer.text_format import after_source, pad_of, text_format_of
-from trainkit.infer.trained_model import all_devices
+from trainkit.infer.trained_model import all_devices, weights_of
 from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
 from trainkit.models.stack import LanguageModel
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.rundir.directory import recipe_of
 
 
-def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, list[Path]]:
+def export_adapter(
+    directory: Path, step: int | None, out: Path, *, average: bool | None = None
+) -> tuple[int, list[Path]]:
     """Write the adapter of a run, as it was at `step` (None: the newest checkpoint), into the new directory `out`.
+
+    `average` as for `weights_of`.
 
     A model card is written beside it. So is the tokenizer, unless the base has the same one and begins texts in the
     same way. Returns the step and the paths of the files.
@@ -58,9 +62,12 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
         texts, on = text_format_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
         vocab_size = spec.rows(codec.vocab_size)
-        info, model = read_checkpoint(
-            directory, step, lambda info: (info, open_adapted(info, recipe, vocab_size=vocab_size, on=on))
-        )
+
+        def read(info: Info) -> tuple[Info, Weights, LanguageModel]:
+            part = weights_of(info, recipe, average=average)
+            return info, part, open_adapted(info, recipe, part=part, vocab_size=vocab_size, on=on)
+
+        info, part, model = read_checkpoint(directory, step, read)
         peft.save(made, model, spec, recipe.adapter)
         _compare(made, model, spec)
         after = after_source(recipe, codec)
@@ -84,7 +91,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
                 start=start_of(spec, codec) if spec.kind == "encoder-decoder" else None,
             )
         text = adapter_card(
-            made_by(directory, loaded, info.step),
+            made_by(directory, loaded, info.step, weights=part),
             recipe.adapter,
             family=spec.type,
             parameters=sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, trainable(model)))),

@@ -31,10 +31,10 @@ from trainkit.hub.card import Made, as_told, card
 from trainkit.hub.config import check_loads
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
-from trainkit.infer.adapted import merge_adapter
+from trainkit.infer.adapted import Weights, merge_adapter
 from trainkit.infer.seq2seq import start_of
 from trainkit.infer.text_format import TextFormat, after_source, pad_of, text_format_of
-from trainkit.infer.trained_model import all_devices, restore_model
+from trainkit.infer.trained_model import all_devices, restore_model, weights_of
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
@@ -64,12 +64,14 @@ class Exported:
     """The largest change of a logit by rounding the weights to the export's dtype, as a share of the largest logit."""
 
 
-def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Exported:
+def export(directory: Path, step: int | None, out: Path, *, dtype: str, average: bool | None = None) -> Exported:
     """Write the model of a run, as it was at `step` (None: the newest checkpoint), into the new directory `out`.
 
+    `average` as for `weights_of`.
+
     Raises:
-        TrainkitError: `out` exists or cannot be written, the checkpoint is missing, transformers has no such model, or
-            the export does not give the model's logits.
+        TrainkitError: `out` exists or cannot be written, the checkpoint is missing or has no averages that are wanted,
+            transformers has no such model, or the export does not give the model's logits.
     """
     loaded = recipe_of(directory)
     recipe = loaded.recipe
@@ -84,8 +86,14 @@ def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Expor
     with draft(out) as made:
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
         texts, on = text_format_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
-        info, model = read_checkpoint(directory, step, lambda info: (info, _model(info, recipe, codec, on=on)))
-        _write(made, directory, info, loaded, model, codec, texts, dtype=dtype)
+
+        def read(info: Info) -> tuple[Info, Weights, LanguageModel]:
+            part = weights_of(info, recipe, average=average)
+            return info, part, _model(info, recipe, codec, part=part, on=on)
+
+        info, part, model = read_checkpoint(directory, step, read)
+        how = made_by(directory, loaded, info.step, weights=part)
+        _write(made, directory, how, recipe, model, codec, texts, dtype=dtype)
         if recipe.model.kind == "encoder-decoder":  # both read the same first token, as the config names it
             model = replace(model, decoder_start=start_of(recipe.model, codec))  # type: ignore[call-arg]
         difference, rounding = _compare(made, model, on=on, dtype=dtype)
@@ -124,8 +132,13 @@ def draft(out: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
-    """Return what the model card says about how a run reached its model of `step`."""
+def made_by(directory: Path, loaded: Loaded, step: int, *, weights: Weights = "params") -> Made:
+    """Return what the model card says about how a run reached its model of `step`, whose weights are a part of that
+    checkpoint."""
+    notes = {
+        "averages": "Its weights are the average of the parameters over the steps.",
+        "params": "Its weights are those of this step; the evaluations used their average over the steps.",
+    }
     base = loaded.recipe.base_checkpoint
     return Made(
         name=str(loaded.recipe.run.name),
@@ -143,21 +156,21 @@ def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
             for issued in issued_commands(directory)
             if issued.step < step
         ],
+        weights=notes[weights] if weights == "averages" or loaded.recipe.evaluates_average else "",
     )
 
 
 def _write(
     out: Path,
     directory: Path,
-    info: Info,
-    loaded: Loaded,
+    how: Made,
+    recipe: Recipe,
     model: LanguageModel,
     codec: LoadedTokenizer,
     texts: TextFormat,
     *,
     dtype: str,
 ) -> None:
-    recipe = loaded.recipe
     spec, length = recipe.language_model, recipe.data.positions
     pad, padded = pad_of(recipe, codec), not spec.predicts_tokens or spec.kind == "encoder-decoder"
     if pad is None and codec.padding is None and padded:
@@ -180,16 +193,17 @@ def _write(
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     kind = spec.kind if spec.predicts_tokens else spec.head.kind
-    text = card(made_by(directory, loaded, info.step), family=spec.type, parameters=parameters, kind=kind)
+    text = card(how, family=spec.type, parameters=parameters, kind=kind)
     (out / "README.md").write_text(text, encoding="utf-8")
 
 
-def _model(info: Info, recipe: Recipe, codec: LoadedTokenizer, *, on: Mesh) -> LanguageModel:
-    """Return the model of a checkpoint in the dtype of its parameters, with an adapter merged into its base."""
+def _model(info: Info, recipe: Recipe, codec: LoadedTokenizer, *, part: Weights, on: Mesh) -> LanguageModel:
+    """Return the model of a checkpoint in the dtype of the parameters, with an adapter merged into its base."""
     kept = jnp.dtype(recipe.precision.params)
     if recipe.adapter is not None:
-        return merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=on, dtype=kept)
-    return restore_model(info, recipe, on=on, dtype=kept)
+        rows = recipe.model.rows(codec.vocab_size)
+        return merge_adapter(info, recipe, part=part, vocab_size=rows, on=on, dtype=kept)
+    return restore_model(info, recipe, part=part, on=on, dtype=kept)
 
 
 def _compare(out: Path, model: LanguageModel, *, on: Mesh, dtype: str) -> tuple[float, float]:

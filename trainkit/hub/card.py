@@ -29,6 +29,8 @@ class Made:
     """The last ones, by the name of their set."""
     commands: Sequence[str] = ()
     """The commands that changed what was learned, a line each."""
+    weights: str = ""
+    """Which weights of that step these are, as a sentence, where there are several."""
 
 
 def as_told(loaded: Loaded) -> str:
@@ -131,6 +133,7 @@ def _card(
     front = [f"library_name: {library}", f"pipeline_tag: {pipeline}", "tags:", "- trainkit"]
     front += [f"- {tag}" for tag in tags] + ([f"base_model: {made.base}"] if made.base else [])
     state = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
+    state += f" {made.weights}" if made.weights else ""
     recipe = ["## Recipe", "", "```toml", made.recipe.rstrip(), "```"]
     lines = [
         "---",

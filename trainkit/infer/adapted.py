@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
 import jax
@@ -26,11 +26,16 @@ from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
 
+#: The parts of a checkpoint that can be the weights of a model.
+Weights: TypeAlias = Literal["params", "averages"]
 
-def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
+
+def merge_adapter(
+    info: Info, recipe: Recipe, *, part: Weights = "params", vocab_size: int, on: Mesh, dtype: jnp.dtype
+) -> LanguageModel:
     """Return the model of a checkpoint's adapter and its base, merged into plain layers, in `dtype`. Raises as
     `open_adapted`."""
-    model = open_adapted(info, recipe, vocab_size=vocab_size, on=on)
+    model = open_adapted(info, recipe, part=part, vocab_size=vocab_size, on=on)
 
     def plain(model: LanguageModel) -> LanguageModel:
         return models.cast(merge(model), dtype)
@@ -69,8 +74,8 @@ def base_of(directory: Path) -> Path:
         ) from error
 
 
-def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> LanguageModel:
-    """Return the adapted model of a checkpoint; its base is loaded or drawn again.
+def open_adapted(info: Info, recipe: Recipe, *, part: Weights = "params", vocab_size: int, on: Mesh) -> LanguageModel:
+    """Return the adapted model of a checkpoint; its base is loaded or drawn again, and the adapter is that in `part`.
 
     Raises:
         TrainkitError: the base is not available, is another one, or the checkpoint has other leaves than the adapter.
@@ -92,7 +97,7 @@ def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> La
 
     frozen = _run_donating(without_adapter, _shardings(frozen), weights)
     check_same_base(info.manifest, frozen, where=info.directory)
-    return eqx.combine(restore.restore(info.directory, params, under="params"), frozen)
+    return eqx.combine(restore.restore(info.directory, params, under=part), frozen)
 
 
 def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:

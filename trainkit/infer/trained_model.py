@@ -24,7 +24,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
-from trainkit.infer.adapted import base_of, merge_adapter, merging
+from trainkit.infer.adapted import Weights, base_of, merge_adapter, merging
 from trainkit.infer.beam_search import GREEDY, BeamSearch
 from trainkit.infer.generator import Generator
 from trainkit.infer.seq2seq import TargetGenerator, start_of
@@ -110,11 +110,12 @@ class TrainedModel:
         )
 
 
-def open_run(directory: Path, step: int | None = None) -> TrainedModel:
-    """Return the model of a run as it was at `step` (None: the newest checkpoint).
+def open_run(directory: Path, step: int | None = None, *, average: bool | None = None) -> TrainedModel:
+    """Return the model of a run as it was at `step` (None: the newest checkpoint); `average` as for `weights_of`.
 
     Raises:
-        TrainkitError: there is no such checkpoint, it is damaged, or it does not belong to the run's recipe.
+        TrainkitError: there is no such checkpoint, it is damaged, it does not belong to the run's recipe, or it has no
+            averages and they are wanted.
     """
     recipe = recipe_of(directory).recipe
     check_generates(recipe.model, directory)
@@ -124,10 +125,11 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
     compute = _compute(recipe)
 
     def read(info: Info) -> tuple[LanguageModel, int]:
+        part = weights_of(info, recipe, average=average)
         if recipe.adapter is None:
-            return restore_model(info, recipe, on=there, dtype=compute), info.step
+            return restore_model(info, recipe, part=part, on=there, dtype=compute), info.step
         rows = recipe.model.rows(codec.vocab_size)
-        return merge_adapter(info, recipe, vocab_size=rows, on=there, dtype=compute), info.step
+        return merge_adapter(info, recipe, part=part, vocab_size=rows, on=there, dtype=compute), info.step
 
     model, found = read_checkpoint(directory, step, read)
     chat, directories = chat_of(recipe), (directory,)
@@ -146,26 +148,48 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
     )
 
 
-def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
+def weights_of(info: Info, recipe: Recipe, *, average: bool | None) -> Weights:
+    """Return the part of a checkpoint with the weights of the model: the parameters, or their averages.
+
+    Args:
+        average: whether to use the averages; None for what the run's evaluations use.
+
+    Raises:
+        TrainkitError: the averages are wanted, and the checkpoint has none.
+    """
+    exists = any(name.startswith("averages.") for name in info.manifest.leaves)
+    if average and not exists:
+        raise TrainkitError(
+            "the checkpoint has no average of the parameters",
+            where=as_typed(info.directory),
+            hint="omit --average: a run keeps an average if its recipe has the section [average]",
+        )
+    wanted = recipe.evaluates_average if average is None else average
+    return "averages" if wanted and exists else "params"
+
+
+def restore_model(info: Info, recipe: Recipe, *, part: Weights = "params", on: Mesh, dtype: jnp.dtype) -> LanguageModel:
     """Return the model in a checkpoint, read leaf by leaf, so that only one leaf is in memory in two dtypes.
+
+    Its weights are those in `part`.
 
     Raises:
         TrainkitError: it has other leaves than the recipe's model.
         DamagedCheckpoint: something is missing or fails its checksum.
     """
     leaves = info.manifest.leaves
-    shapes = _shapes(recipe, vocab_size=leaves["params.token_embedding"].shape[0])
+    shapes = _shapes(recipe, vocab_size=leaves[f"{part}.token_embedding"].shape[0])
     template = jax.tree.map(
         lambda name, leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaves[name].dtype if name in leaves else leaf.dtype, sharding=sharding
         ),
-        jax.tree.map("params.{}".format, models.leaf_names(shapes)),
+        jax.tree.map(f"{part}.{{}}".format, models.leaf_names(shapes)),
         shapes,
         mesh.shardings(on, shapes),
     )
-    named, wanted = named_leaves(template, under="params"), jax.tree.leaves(jax.eval_shape(_cast(dtype), template))
-    if set(named) != {name for name in leaves if name.startswith("params.")}:
-        restore.restore(info.directory, template, under="params")  # this error lists everything that does not fit
+    named, wanted = named_leaves(template, under=part), jax.tree.leaves(jax.eval_shape(_cast(dtype), template))
+    if set(named) != {name for name in leaves if name.startswith(f"{part}.")}:
+        restore.restore(info.directory, template, under=part)  # this error lists everything that does not fit
     arrays = [
         restore.restore(info.directory, leaf, under=name).astype(cast.dtype)
         for (name, leaf), cast in zip(named.items(), wanted, strict=True)

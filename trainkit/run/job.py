@@ -168,7 +168,9 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         mesh=built.mesh,
         log=attempt.log,
         interrupted=lambda: commands.interrupted,
-        results=result_writer(attempt.directory, recipe, attempt.cache) if recipe.evaluate.predictions else None,
+        results=result_writer(attempt.directory, recipe, attempt.cache, average=recipe.evaluates_average)
+        if recipe.evaluate.predictions
+        else None,
         texts=text_report(
             recipe,
             attempt.directory,
