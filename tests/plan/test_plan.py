@@ -262,3 +262,36 @@ def test_the_estimate_keeps_no_probabilities_where_a_flash_attention_is_chosen(p
     planned = make_plan(made, devices=there, vocab_size=320, data=None, choice=choice)
     floats = made.model.activation_floats_per_token(sequence_length=length, remat="none", flash=flash)
     assert planned.bytes["activations"] == length * floats * 2
+
+
+def test_the_noise_scale_has_two_micro_batches_or_is_refused() -> None:
+    noise = {"statistics": {"every": 10, "compute": ("norms", "noise-scale")}}
+    assert plan(recipe()).batch.accumulation == 1
+    assert plan(recipe(**noise)).batch.accumulation == plan(recipe(**noise), devices=4).batch.accumulation == 2
+    for train, where, hint in (
+        ({"micro_batch_size": 8}, "train.micro_batch_size", "train.micro_batch_size = 4"),
+        ({"batch_size": 1}, "train.batch_size", "train.batch_size of at least 2"),
+    ):
+        with pytest.raises(TrainkitError) as caught:
+            plan(recipe(train, **noise))
+        assert (caught.value.where, caught.value.hint) == (where, hint)
+
+
+def test_what_statistics_remember_is_counted() -> None:
+    without = plan(recipe()).bytes
+    assert plan(recipe(statistics={"every": 10, "compute": ("norms",)})).bytes == without
+    for name, copies in (("last-parameters", 1), ("cosines", 3)):
+        kept = plan(recipe(statistics={"every": 10, "compute": (name,)})).bytes
+        assert kept["statistics"] == copies * without["parameters"]
+        assert kept["snapshot"] == without["snapshot"] + kept["statistics"]
+
+
+def test_statistics_that_would_never_be_computed_are_refused() -> None:
+    for wrong, message in (
+        ({"compute": ("norms",)}, "set statistics.every"),
+        ({"every": 0}, "greater than 0"),
+        ({"every": 1, "compute": ("norm",)}, "'norms'"),
+        ({"every": 1, "compute": ()}, "at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recipe(statistics=wrong)

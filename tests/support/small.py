@@ -14,6 +14,7 @@ from trainkit.optim import LearningRate
 from trainkit.optim.average import Averaging
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
@@ -49,6 +50,7 @@ def step(
     compute: type = jnp.float32,
     learning_rate: LearningRate | None = None,
     averaging: Averaging | None = None,
+    statistics: Statistics | None = None,
 ):
     return make_step(
         task=build_task(CausalLM()),
@@ -57,6 +59,7 @@ def step(
         compute=jnp.dtype(compute),
         max_grad_norm=max_grad_norm,
         averaging=averaging,
+        statistics=statistics,
     )
 
 

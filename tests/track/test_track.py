@@ -281,6 +281,12 @@ def test_metrics_keep_their_whole_paths_and_are_numbers() -> None:
     event = {"type": "step", "t": 0.0, "step": 1, "attempt": 1, "metrics": {"a/b": "inf", "c": 2}}
     assert projections.metrics(event) == {"a/b": float("inf"), "c": 2.0}
     assert projections.metrics({"type": "log", "metrics": {"a": 1}}) == {}
+    values = {"updates/ratio/blocks.mlp_in.weight": [1.0, "nan"], "gradients/l2/output.weight": [3.0]}
+    found = projections.metrics({"type": "statistics", "values": values})
+    assert list(found) == [
+        "updates/ratio/layers/0/mlp_in.weight", "updates/ratio/layers/1/mlp_in.weight", "gradients/l2/output.weight",
+    ]  # fmt: skip
+    assert projections.context("updates/ratio/layers/1/mlp_in.weight") == {"layer": 1}
 
 
 @pytest.mark.parametrize("bad", [{"low": 1, "high": 0}, {"low": "nan", "high": 1}, {"high": "inf"}, {"counts": []}])

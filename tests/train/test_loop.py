@@ -23,6 +23,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
+from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.toml.load import load
 from trainkit.run.attempt import attempt
 from trainkit.run.setup import check_before_data
@@ -38,6 +39,7 @@ from trainkit.train.prefetch import Fed, Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.signals import Signals, StopBeforeTraining
 from trainkit.train.state import State, initial_live
+from trainkit.train.statistics import LAYERS
 from trainkit.train.step import WEIGHT
 
 STEPS = 3
@@ -157,6 +159,26 @@ def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_
         ("save", 3, True, False),
     ]
     assert ("evaluate", STEPS) in loop.done
+
+
+def test_the_step_with_statistics_runs_at_the_steps_that_ask_and_its_values_follow_the_metrics(
+    tmp_path: Path, log: EventLog
+) -> None:
+    loop = Played(tmp_path / "here", log)
+
+    def measuring(state: State, batch: Any) -> tuple[State, dict[str, Any]]:
+        state, metrics = loop._update(state, batch)
+        values = jnp.array([1.0, jnp.inf])
+        return state, metrics | {"gradients/l1": jnp.float32(3), LAYERS: {"gradients/l1/blocks.a": values}}
+
+    recipe = loop.recipe.model_copy(update={"statistics": Statistics(every=2, compute=("norms",))})
+    train(loop.state, replace(loop.job, measuring_step=measuring, recipe=recipe))
+    loop.compilations.close()
+    events = [event for event in read(tmp_path) if event["type"] in ("step", "statistics")]
+    assert [(e["type"], e["step"]) for e in events] == [("step", 1), ("step", 2), ("statistics", 2), ("step", 3)]
+    assert events[2]["values"] == {"gradients/l1/blocks.a": [1.0, "inf"]}
+    assert [event["metrics"].get("gradients/l1") for event in events if event["type"] == "step"] == [None, 3, None]
+    assert not [done for done in loop.done if done[0] == "statistics"], "there are no histograms among them"
 
 
 @pytest.mark.parametrize("part", ["evaluate", "sample", "statistics", "check_health"])

@@ -75,6 +75,9 @@ FIELDS: dict[str, dict[str, Types]] = {
     # values: {path: {"low": float, "high": float, "counts": [int]}}: in bins of equal width from low to high, at most
     # 512; the paths are not those of metrics
     "distributions": {"values": _OBJECT},
+    # values: {path: [number]}, with the number of each layer of a parameter, or one number outside the layers: such as
+    # gradients/l2/blocks.mlp_in.weight
+    "statistics": {"values": _OBJECT},
     # kind: "rolling" | "permanent" | "final" | "requested"
     "checkpoint_started": {"kind": _TEXT},
     # path: within the run directory; seconds: from snapshot to rename

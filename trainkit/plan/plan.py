@@ -53,17 +53,18 @@ class DataSize:
 class Memory:
     """What one device holds while a compiled step runs, in bytes.
 
-    `parameters` (trained ones), `frozen`, `optimizer`, `averages` (of parameters) and `snapshot` (the copy from which a
-    checkpoint is written) are exact. `rest` (other inputs: the batch, keys), `batches` (waiting ones), `program` and
-    the sum of `temporary` are XLA's, from `memory_analysis`. `temporary` is all that lives within a step. XLA does not
-    divide it: its `gradients`, `activations` and `logits` are estimates, cut to the sum, and `workspace` is the
-    remainder.
+    `parameters` (trained ones), `frozen`, `optimizer`, `averages` (of parameters), `statistics` (what they remember of
+    earlier steps) and `snapshot` (the copy from which a checkpoint is written) are exact. `rest` (other inputs: the
+    batch, keys), `batches` (waiting ones), `program` and the sum of `temporary` are XLA's, from `memory_analysis`.
+    `temporary` is all that lives within a step. XLA does not divide it: its `gradients`, `activations` and `logits` are
+    estimates, cut to the sum, and `workspace` is the remainder.
     """
 
     parameters: int
     frozen: int = 0
     optimizer: int
     averages: int = 0
+    statistics: int = 0
     snapshot: int
     rest: int
     batches: int
@@ -74,7 +75,7 @@ class Memory:
     def by_category(self) -> dict[str, int]:
         """Return the bytes by category, for the log."""
         exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
-        absent = [name for name in ("frozen", "averages") if not exact[name]]
+        absent = [name for name in ("frozen", "averages", "statistics") if not exact[name]]
         return {**{name: size for name, size in exact.items() if name not in absent}, **self.temporary}
 
     @property

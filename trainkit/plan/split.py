@@ -98,6 +98,8 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
     """
     train = recipe.train
     micros = [m for m in divisors(train.batch_size // replicas)[::-1] if m * replicas >= recipe.task.least_rows]
+    if recipe.statistics.compares_micro_batches:
+        micros = micros[1:]  # the first is the whole batch
     if train.micro_batch_size != "auto":
         micros = [train.micro_batch_size]
     policies: list[Remat] = [remat for remat in get_args(Remat) if remat != "offload" or platform != "cpu"]
@@ -121,6 +123,8 @@ def check_split(recipe: Recipe, replicas: int) -> None:
             where="train.batch_size" if wanted == "auto" else "train.micro_batch_size",
             hint=f"it learns nothing from fewer than {least}; more are better",
         )
+    if recipe.statistics.compares_micro_batches:
+        _check_micro_batches(recipe, replicas)
     at_once = recipe.evaluate.batch_size
     if at_once is not None and at_once < least:
         raise TrainkitError(
@@ -153,6 +157,24 @@ def check_split(recipe: Recipe, replicas: int) -> None:
         )
 
 
+def _check_micro_batches(recipe: Recipe, replicas: int) -> None:
+    """Raise TrainkitError if a step would have one micro-batch, from which no noise can be measured."""
+    size, wanted, least = recipe.train.batch_size, recipe.train.micro_batch_size, recipe.task.least_rows
+    smaller = [m for m in divisors(size // replicas)[:-1] if m * replicas >= least]
+    if not smaller:
+        key, hint = "train.batch_size", f"train.batch_size of at least {2 * max(replicas, least)}"
+    elif wanted != "auto" and wanted * replicas >= size:
+        key, hint = "train.micro_batch_size", f"train.micro_batch_size = {smaller[-1]}"
+    else:
+        return
+    raise TrainkitError(
+        f'"noise-scale" in statistics.compute needs at least two micro-batches: batch_size = {size} on'
+        f" {_devices(replicas)} is one",
+        where=key,
+        hint=hint,
+    )
+
+
 def divisors(number: int) -> list[int]:
     """Return all divisors of a number in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
@@ -183,15 +205,16 @@ def state_bytes(
 ) -> dict[str, int]:
     """Return the estimated bytes of one device by category: the state, a step's gradients and cast parameters."""
     # an adapter is float32 whatever its base is
-    copy = math.ceil(trainable * BYTES["float32" if recipe.adapter else recipe.precision.params] / fsdp)
+    params = BYTES["float32" if recipe.adapter else recipe.precision.params]
+    copy = math.ceil(trainable * params / fsdp)
     gradients = math.ceil(trainable * BYTES["float32"] / fsdp)
     sharing = fsdp * data if recipe.parallel.zero1 else fsdp
     optimizer = math.ceil(optimizer_bytes / sharing)
     averages = math.ceil(trainable * BYTES["float32"] / fsdp) if recipe.average else 0
-    snapshot = copy + optimizer + averages
+    statistics = math.ceil(recipe.statistics.state_bytes(trainable, params=params) / fsdp)
+    snapshot = copy + optimizer + averages + statistics
     state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": snapshot}
-    if averages:
-        state["averages"] = averages
+    state |= {name: size for name, size in (("averages", averages), ("statistics", statistics)) if size}
     cast = 0
     if recipe.adapter:
         packed = quantised_parameters(recipe.model) if recipe.adapter.base == "nf4" else 0

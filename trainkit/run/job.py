@@ -117,6 +117,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             recipe=recipe,
             schedule=schedule,
             step=program,
+            measuring_step=program.measuring_step,
             prefetch=prefetch,
             metrics=metrics,
             commands=commands,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
+from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import Cache
@@ -40,7 +41,7 @@ from trainkit.train.control import LiveSchedule
 from trainkit.train.out_of_memory import explain_out_of_memory
 from trainkit.train.planning import log_plan, log_program, plan_of, previous_choice
 from trainkit.train.profile import check_steps
-from trainkit.train.program import Program, compile_smaller, fit_program
+from trainkit.train.program import Program, compile_smaller, fit_program, with_statistics
 from trainkit.train.reference import Reference, attach_reference, check_reference
 from trainkit.train.state import State, initial_live, initial_scale, without_frozen
 
@@ -114,7 +115,8 @@ def prepare_training(
         # XLA compiles without the interpreter's lock, so the state is made or restored meanwhile.
         # A resumed attempt computes with the choice of the attempt before it.
         compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=not was_chosen)
-        compiling = thread.submit(compiler, recipe, plan, built, data.layouts())
+        layouts = data.layouts()
+        compiling = thread.submit(lambda: with_statistics(compiler(recipe, plan, built, layouts), layouts))
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
         first = int(initial.state.step)
@@ -234,10 +236,13 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
         weights = load_base(recipe, built.base, on=built.mesh) if part == "frozen" else None
         return new_state(built, key, weights, part=part)
 
-    saved = {name.partition(".")[0] for name in manifests.read(path).leaves}
+    names = manifests.read(path).leaves
+    saved = {name.partition(".")[0] for name in names}
     has_live, is_scaled, is_averaged = (part in saved for part in ("live", "loss_scale", "averages"))
+    remembered = {name for name in names if name.startswith("history.")}
+    remembers = remembered == named_leaves(template.history, under="history").keys()
     same = is_scaled == (template.loss_scale is not None) and is_averaged == (template.averages is not None)
-    if has_live and same and not reset_optimizer:
+    if has_live and same and remembers and not reset_optimizer:
         return replace(restore.restore(path, template), frozen=new_part("frozen"))
     new: dict[str, Any] = {"frozen": new_part("frozen")}
     if reset_optimizer:
@@ -248,6 +253,8 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
         new["loss_scale"] = template.loss_scale and jax.device_put(initial_scale(), shardings.loss_scale)
     if template.averages is None or not is_averaged:
         new |= {"averages": None, "average_count": None}
+    if not remembers:  # other statistics than before begin with nothing
+        new["history"] = new_part("history")
     kept = [field.name for field in fields(State) if field.name not in new]
     state = State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
     return state if is_averaged or template.averages is None else _with_first_averages(state, shardings)

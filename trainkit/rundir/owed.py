@@ -65,7 +65,7 @@ def owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
     sampling = sample is not None and (last or falls_on(step, sample.every))
     return Owed(
         sets=frozenset(recipe.data.validation_names) - evaluated if evaluate else frozenset(),
-        statistics=falls_on(step, recipe.statistics.every) and not distributions,
+        statistics=falls_on(step, recipe.statistics.histograms_every) and not distributions,
         samples=sample is not None and sampling and not _has_sampled(sample, sampled),
         prompts=() if sample is not None and sample.chat and sampled else tuple(prompts),
     )

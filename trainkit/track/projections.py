@@ -12,7 +12,8 @@ context repeats what parts of the path mean, to group and select by:
 | `memory/device/0` and the like      | `{"device": 0}`                           |
 | `host/core/0`                       | `{"core": 0}`                             |
 
-- `step` and `evaluated`: metrics. `distributions`: histograms, by the same rule.
+- `step` and `evaluated`: metrics. `statistics`: metrics, with the number of the layer in the path, such as
+  `gradients/l2/layers/3/mlp_in.weight`. `distributions`: histograms, by the same rule.
 - `sampled`: text `samples`, and an image `images` where there is one, context `{"prompt": …}`.
 - `checkpoint_saved`: an artifact by reference (`aim_run.py` says why).
 - `alert`, `log` and `control`: the run's messages.
@@ -36,6 +37,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import number
 from trainkit.events.plain_log import text
 from trainkit.events.schema import Event
+from trainkit.recipe.optimizers.spec import is_stacked
 from trainkit.recipe.sections.outputs import Track
 from trainkit.text import neutralise
 
@@ -175,9 +177,23 @@ def context(path: str) -> dict[str, str | int]:
 
 def metrics(event: Event) -> dict[str, float]:
     """Return the metrics of an event as numbers, which may be infinite or nan."""
+    if event["type"] == "statistics":
+        return {
+            name: number(value) for path, values in event["values"].items() for name, value in _layers(path, values)
+        }
     if event["type"] not in ("step", "evaluated"):
         return {}
     return {path: number(value) for path, value in event["metrics"].items()}
+
+
+def _layers(path: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a parameter with their names: those of a stack of layers have the number of the layer."""
+    statistic, _, parameter = path.rpartition("/")
+    if not is_stacked(parameter):
+        yield path, values[0]
+        return
+    for layer, value in enumerate(values):
+        yield f"{statistic}/layers/{layer}/{parameter.partition('.')[2]}", value
 
 
 def distributions(event: Event) -> dict[str, Distribution]:

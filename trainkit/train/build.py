@@ -50,6 +50,8 @@ class BuiltStep(NamedTuple):
     """The model without its adapter: the shape, dtype and sharding of every array."""
     shardings: PyTree[Any]
     attention: devices.AttentionChoice
+    measuring_step: Step | None = None
+    """The step with the statistics of the recipe; None if a step computes none."""
 
 
 def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
@@ -88,8 +90,14 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
 
     def initial(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> State:
         whole_model = partial(model, weights=weights, numbers=numbers)
-        averages = recipe.average is not None
-        return init(key, model=whole_model, optimizer=optimizer, compute=compute, averages=averages)
+        return init(
+            key,
+            model=whole_model,
+            optimizer=optimizer,
+            compute=compute,
+            averages=recipe.average is not None,
+            statistics=recipe.statistics,
+        )
 
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
@@ -97,7 +105,8 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     task = task or build_task(recipe.task)
-    step = make_step(
+    step_with = partial(
+        make_step,
         task=task,
         optimizer=optimizer,
         learning_rate=optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps),
@@ -107,11 +116,12 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         averaging=average.build(recipe.average, steps=plan.steps) if recipe.average else None,
         gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
     )
+    measuring = step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None
     shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)
     arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
     placed = _with_shardings(arrays, mesh.shardings(device_mesh, arrays))
     metrics = build_metrics(recipe.evaluate.metrics, recipe.task.class_names(recipe.data))
-    return BuiltStep(device_mesh, task, metrics, compute, step, initial, placed, shardings, attention)
+    return BuiltStep(device_mesh, task, metrics, compute, step_with(), initial, placed, shardings, attention, measuring)
 
 
 def state_shapes(built: BuiltStep) -> State:

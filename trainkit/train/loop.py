@@ -58,6 +58,8 @@ class Job:
     recipe: Recipe
     schedule: LiveSchedule
     step: Step
+    measuring_step: Step | None = None
+    """The same step with the statistics of the recipe, for the steps that ask for them."""
     prefetch: Prefetch
     metrics: MetricsWriter
     commands: Commands
@@ -108,7 +110,7 @@ def train(state: State, job: Job) -> Outcome:
                     job.profile.before(step + 1)
                     with job.compilations.during("training", step + 1):
                         with job.metrics.spent("dispatch"):
-                            state, metrics = job.step(state, batch)
+                            state, metrics = _step_for(step + 1, job)(state, batch)
                         step += 1
                         job.metrics.add(step, metrics, waited=waited, size=size)
                     job.profile.after(step)
@@ -139,6 +141,12 @@ def train(state: State, job: Job) -> Outcome:
             _rescue(state, step, job)
         raise
     return Outcome(state, step, stop)
+
+
+def _step_for(number: int, job: Job) -> Step:
+    """Return the step with statistics if they are due at this step and there is one."""
+    measures = job.measuring_step is not None and falls_on(number, job.recipe.statistics.every)
+    return job.measuring_step if measures and job.measuring_step else job.step
 
 
 def _rescue(state: State, step: int, job: Job) -> None:
@@ -180,7 +188,7 @@ def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
         wanted,
         last,
         evaluating=wanted.evaluate or (scheduled and (last or falls_on(step, recipe.evaluate.every))),
-        computing_statistics=scheduled and falls_on(step, recipe.statistics.every),
+        computing_statistics=scheduled and falls_on(step, recipe.statistics.histograms_every),
         sampling=sample is not None and scheduled and (last or falls_on(step, sample.every)),
         saving=(scheduled and last) or job.checkpointing.is_due(step),
     )

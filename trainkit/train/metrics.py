@@ -18,12 +18,13 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, PyTree
 
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import EventLog
+from trainkit.events.log import EventLog, as_logged
 from trainkit.models import leaf_names
 from trainkit.parallel.hardware import peak_of
 from trainkit.parallel.mesh import replicated_sharding
 from trainkit.plan import Plan
 from trainkit.train.state import State
+from trainkit.train.statistics import LAYERS
 from trainkit.train.step import WEIGHT, Metrics
 from trainkit.train.system_metrics import SystemMetrics
 
@@ -139,7 +140,9 @@ class MetricsWriter:
 
     def _write(self, step: int, metrics: Metrics, size: Mapping[str, int]) -> None:
         with self.spent("device"):
-            values = _numbers(jax.device_get(metrics))
+            fetched = jax.device_get(metrics)
+            layers = fetched.pop(LAYERS, {})
+            values = _numbers(fetched)
         if values.pop(WEIGHT) == 0:  # a batch without targets has no mean loss
             del values["train/loss"]
         done = time.perf_counter()
@@ -154,6 +157,8 @@ class MetricsWriter:
             values |= system
             values |= {f"data/epochs/{name}": round(epochs, 4) for name, epochs in self._data(step).items()}
         self._log.write("step", step=step, metrics=values)
+        if layers:
+            self._log.write("statistics", step=step, values={path: _list(array) for path, array in layers.items()})
         check_finite(step, values)
 
 
@@ -161,6 +166,10 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
     """Return the metrics on the host as numbers, without statistics that have no value."""
     values = {name: value.value() if hasattr(value, "value") else float(value) for name, value in metrics.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _list(array: np.ndarray) -> list[float | str]:
+    return [as_logged(_digits(value)) for value in array.tolist()]
 
 
 def _digits(value: float) -> float:

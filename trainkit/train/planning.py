@@ -68,6 +68,9 @@ def log_program(program: Program, *, guessed: Plan, total_steps: int, log: Event
         log_plan(plan, program.built, total_steps=total_steps, log=log)
         message = f"{_described(guessed)} does not fit: continuing with {_described(plan)}"
         log.write("log", step=log.step, level="info", message=message)
+    if program.built.measuring_step and not program.measuring_step:
+        message = "no memory for the step with statistics: those of statistics.compute are off, except histograms"
+        log.write("alert", step=log.step, kind="out of memory", message=message)
     limit = plan.devices.memory_bytes
     if memory and limit is not None and memory.peak > limit:
         message = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)};"

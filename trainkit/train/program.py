@@ -48,15 +48,22 @@ class Program:
     """The memory of the shapes that need most; None if the compiler does not report it."""
     seconds: float
     """The time for building and compiling, including programs that did not fit."""
+    measuring_by_shapes: Mapping[Shapes, Step] | None = None
+    """The step with statistics; None if there is none, or it did not fit."""
 
     def adopt(self, state: State) -> State:
         """Return the same arrays in the structure that this program takes, which includes its `remat`."""
         return jax.tree.unflatten(jax.tree.structure(state_shapes(self.built)), jax.tree.leaves(state))
 
     def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, Metrics]:
-        if len(self.by_shapes) == 1:
-            return next(iter(self.by_shapes.values()))(state, batch)
-        return self.by_shapes[_shapes(batch)](state, batch)
+        return _of_shapes(self.by_shapes, batch)(state, batch)
+
+    @property
+    def measuring_step(self) -> Step | None:
+        """Return the step with statistics, which is called like the step; None if there is none."""
+        if (steps := self.measuring_by_shapes) is None:
+            return None
+        return lambda state, batch: _of_shapes(steps, batch)(state, batch)
 
 
 def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
@@ -66,8 +73,34 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
         JaxRuntimeError: the compiler had no memory to try its kernels in.
     """
     started = time.perf_counter()
+    by_shapes, most = _compiled(built.step, built, plan, layouts)
+    return Program(plan, built, by_shapes, most, time.perf_counter() - started)
+
+
+def with_statistics(program: Program, layouts: Layouts) -> Program:
+    """Return the program with its step with statistics, if it has one and that fits in memory; else the program."""
+    started, built = time.perf_counter(), program.built
+    if built.measuring_step is None:
+        return program
+    try:
+        by_shapes, most = _compiled(built.measuring_step, built, program.plan, layouts)
+    except JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return program
+    limit = program.plan.devices.usable_bytes
+    if most is not None and limit is not None and most.peak > limit:
+        return program
+    seconds = program.seconds + time.perf_counter() - started
+    return replace(program, measuring_by_shapes=by_shapes, seconds=seconds)
+
+
+def _compiled(
+    function: Step, built: BuiltStep, plan: Plan, layouts: Layouts
+) -> tuple[dict[Shapes, Step], Memory | None]:
+    """Return a step compiled for all shapes, and the memory of those that need most."""
     state = state_shapes(built)
-    step = jax.jit(built.step, donate_argnums=0, out_shardings=(built.shardings, mesh.replicated_sharding(built.mesh)))
+    step = jax.jit(function, donate_argnums=0, out_shardings=(built.shardings, mesh.replicated_sharding(built.mesh)))
     by_shapes: dict[Shapes, Step] = {}
     most: Memory | None = None
     for layout in layouts.values():
@@ -77,7 +110,7 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
             by_shapes[_shapes(batch)] = compiled = step.lower(state, batch).compile()
         needed = memory_of(compiled, state, batch, plan)
         most = max(filter(None, (most, needed)), key=lambda memory: memory.peak, default=None)
-    return Program(plan, built, by_shapes, most, time.perf_counter() - started)
+    return by_shapes, most
 
 
 def fit_program(
@@ -146,8 +179,8 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
-    parts = (state.params, state.frozen, state.optimizer, state.averages)
-    parameters, frozen, optimizer, averages = map(device_bytes, parts)
+    parts = (state.params, state.frozen, state.optimizer, state.averages, state.history)
+    parameters, frozen, optimizer, averages, statistics = map(device_bytes, parts)
     one_batch = device_bytes(batch)
     arguments = analysis.argument_size_in_bytes
     results = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
@@ -156,8 +189,9 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
         frozen=frozen,
         optimizer=optimizer,
         averages=averages,
+        statistics=statistics,
         snapshot=max(0, arguments - one_batch - frozen),
-        rest=max(0, arguments - parameters - frozen - optimizer - averages) + results,
+        rest=max(0, arguments - parameters - frozen - optimizer - averages - statistics) + results,
         batches=WAITING * one_batch,
         program=analysis.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
         temporary=_divided(analysis.temp_size_in_bytes, plan),
@@ -253,6 +287,10 @@ def _divided(total: int, plan: Plan) -> dict[str, int]:
         shares[name] = min(left, plan.bytes[name])
         left -= shares[name]
     return {**shares, "workspace": left}
+
+
+def _of_shapes(steps: Mapping[Shapes, Step], batch: Mapping[str, Array]) -> Step:
+    return next(iter(steps.values())) if len(steps) == 1 else steps[_shapes(batch)]
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:

@@ -14,7 +14,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from trainkit.models.adapters import trainable
 from trainkit.models.stack import LanguageModel
 from trainkit.optim.average import first_averages
+from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.train.statistics import History, first_history
 
 #: The loss scale of the first step, for the mean loss of a micro-batch.
 INITIAL_SCALE = 2.0**16
@@ -61,6 +63,8 @@ class State(eqx.Module):
     """Averages of `params`, in float32; None unless the recipe asks for them."""
     average_count: Int[Array, ""] | None = None
     """How many parameters `averages` contains: 0 until averaging begins. None without averages."""
+    history: History | None = None
+    """None unless a statistic of the recipe needs it."""
 
 
 def initial_live() -> Live:
@@ -90,16 +94,19 @@ def init(
     optimizer: optax.GradientTransformation,
     compute: jnp.dtype,
     averages: bool = False,
+    statistics: Statistics | None = None,
 ) -> State:
     """Return the state before the first step. `model` builds the initial model in the dtype of its parameters.
 
-    `averages` says whether the parameters are averaged.
+    `averages` says whether the parameters are averaged; `statistics` may need a history.
     """
     initial = model(jax.random.fold_in(key, 0))
     params, frozen = eqx.partition(initial, trainable(initial))
     scale = initial_scale() if compute == jnp.float16 else None
     state = State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(), scale)
-    return replace(state, averages=first_averages(params), average_count=jnp.int32(0)) if averages else state
+    if averages:
+        state = replace(state, averages=first_averages(params), average_count=jnp.int32(0))
+    return replace(state, history=first_history(statistics, params)) if statistics else state
 
 
 def with_averages(state: State) -> State:

@@ -23,8 +23,10 @@ from trainkit.models.master_weights import in_compute_dtype
 from trainkit.optim import LearningRate
 from trainkit.optim.average import Averaging
 from trainkit.parallel.precision import random_bits, to_bfloat16
+from trainkit.recipe.sections.outputs import Statistics
 from trainkit.tasks import Loss, Task
 from trainkit.train.state import State, adjusted_scale
+from trainkit.train.statistics import MicroBatch, SeenStep, measure, next_history
 
 Batch = Mapping[str, Array]
 Metrics = dict[str, Any]
@@ -50,6 +52,7 @@ def make_step(
     rounding: Literal["stochastic", "nearest"] = "stochastic",
     averaging: Averaging | None = None,
     gradient_shardings: PyTree | None = None,
+    statistics: Statistics | None = None,
 ) -> Step:
     """Return `step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
 
@@ -62,7 +65,9 @@ def make_step(
         rounding: of bfloat16 parameters, whose updates are computed in float32.
         averaging: updates the averages of the parameters; None if there are none.
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
+        statistics: those that every call computes besides the usual metrics; None for none.
     """
+    of_micro_batches = statistics is not None and statistics.compares_micro_batches
 
     def gradients(state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
         def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
@@ -79,35 +84,37 @@ def make_step(
             grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
         return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, loss
 
-    def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Loss]:
-        """Return the sums of the gradients and of the task's losses over all micro-batches."""
+    def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Loss, MicroBatch | None]:
+        """Return the sums of the gradients and of the task's losses, and the micro-batches if statistics need them."""
         accumulation, rows = jax.tree.leaves(dict(batch))[0].shape[:2]
         key = _key_of(state, LOSS)
         if has_dropout(state.params):
             batch = {**batch, ROWS: jnp.arange(accumulation * rows).reshape(accumulation, rows)}
         if accumulation == 1:
-            return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key)
+            return *gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key), None
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
         # one key for all micro-batches: a task draws by example, so that the split of the batch does not matter
-        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
-            return jax.tree.map(jnp.add, sums, gradients(state, params, micro_batch, key)), None
+        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, MicroBatch | None]:
+            grads, loss = gradients(state, params, micro_batch, key)
+            own = MicroBatch(jnp.square(optax.tree.norm(grads)), jnp.asarray(loss.weight)) if of_micro_batches else None
+            return jax.tree.map(jnp.add, sums, (grads, loss)), own
 
-        sums, _ = jax.lax.scan(add, (zeros, no_loss(task)), dict(batch))
-        return sums
+        (grads, loss), micro_batches = jax.lax.scan(add, (zeros, no_loss(task)), dict(batch))
+        return grads, loss, micro_batches
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        grads, (total, weight, measured) = accumulated(state, state.params, batch)
+        sums, (total, weight, measured), micro_batches = accumulated(state, state.params, batch)
 
         divisor = jnp.where(weight > 0, weight, 1)
-        norm = optax.tree.norm(grads) / divisor
+        norm = optax.tree.norm(sums) / divisor
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)) if max_grad_norm else 1.0
-        grads = jax.tree.map(lambda g: g * (clip / divisor), grads)
+        grads = jax.tree.map(lambda g: g * (clip / divisor), sums)
 
         rate = learning_rate(state.step, state.live.decay_start) * state.live.rate_factor
 
         def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
-            grads, (total, weight, _) = accumulated(state, params, batch)
+            grads, (total, weight, _), _ = accumulated(state, params, batch)
             divisor = jnp.where(weight > 0, weight, 1)
             return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
 
@@ -133,6 +140,11 @@ def make_step(
         if averaging is not None:
             averages, count = averaging(state.averages, state.average_count, params=params, step=after.step)
             after = replace(after, averages=averages, average_count=count)
+        if statistics is not None or state.history is not None:
+            means = jax.tree.map(lambda g: g / divisor, sums)
+            seen = SeenStep(state.params, means, updates, total / divisor, grad_fn, micro_batches, state.history)
+            metrics |= measure(statistics, seen) if statistics else {}
+            after = replace(after, history=next_history(seen))
         return _unless_skipped(state, after, metrics)
 
     return step
@@ -174,12 +186,12 @@ def _unless_skipped(before: State, after: State, metrics: Metrics) -> tuple[Stat
         scale = adjusted_scale(before.loss_scale, finite)
         after = replace(after, loss_scale=scale)
         metrics["precision/loss_scale"] = scale.value
-    params, moments, averages, count = jax.tree.map(
+    kept = ("params", "optimizer", "averages", "average_count", "history")
+    values = jax.tree.map(
         lambda new, old: jnp.where(changed, new, old),
-        (after.params, after.optimizer, after.averages, after.average_count),
-        (before.params, before.optimizer, before.averages, before.average_count),
+        *([getattr(state, name) for name in kept] for state in (after, before)),
     )
+    after = replace(after, **dict(zip(kept, values, strict=True)))
     metrics["updates/norm"] = jnp.where(changed, metrics["updates/norm"], 0)
-    metrics["parameters/norm"] = optax.tree.norm(params)
-    after = replace(after, params=params, optimizer=moments, averages=averages, average_count=count)
+    metrics["parameters/norm"] = optax.tree.norm(after.params)
     return after, metrics

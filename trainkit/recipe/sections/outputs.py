@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
+
+#: Bytes of a number in float32.
+FLOAT32 = 4
 
 
 class Best(Spec):
@@ -98,11 +101,62 @@ class Export(Spec):
     """Dtype of the exported weights. If absent, it is that of training. An adapter alone is always float32."""
 
 
+#: Groups of statistics.
+StatisticName = Literal["histograms", "norms", "cosines", "last-parameters", "noise-scale"]
+
+
 class Statistics(Spec):
-    """Histograms of the parameters, layer by layer, in the log and the trackers."""
+    """Statistics of gradients, parameters and updates, layer by layer, in the log and the trackers."""
 
     every: Count | None = None
-    """Steps between histograms. If absent, there are none."""
+    """Steps between statistics. If absent, there are none."""
+    compute: Annotated[tuple[StatisticName, ...], Field(min_length=1)] = ("histograms",)
+    """Which statistics. All but histograms are computed inside a second version of the step, for the steps that are
+    multiples of `every`.
+
+    - `histograms` of the parameters.
+    - `norms`: l1, l2 and l-infinity norms of gradients, parameters and updates, and updates relative to parameters.
+    - `cosines`: cosines and inner products of the gradient with the last gradient, the sum of all earlier ones and the
+      last change of the parameters; costs three copies of the trained parameters in memory, updated in every step.
+    - `last-parameters`: the loss and the gradient of the batch at the parameters before the last step; costs another
+      forward and backward pass, and a copy of the trained parameters, updated in every step.
+    - `noise-scale`: the gradient noise scale (McCandlish et al. 2018), from at least two micro-batches.
+    """
+    per_layer: bool = True
+    """Whether norms, cosines and the like are also logged for each parameter and layer, beside those of all together.
+    """
+
+    @model_validator(mode="after")
+    def _are_asked_for(self) -> Statistics:
+        if self.every is None and "compute" in self.model_fields_set:
+            raise ValueError("statistics.compute without statistics.every computes nothing: set statistics.every = 10")
+        return self
+
+    @property
+    def histograms_every(self) -> int | None:
+        """Return the steps between histograms; None if there are none."""
+        return self.every if "histograms" in self.compute else None
+
+    @property
+    def in_step(self) -> tuple[StatisticName, ...]:
+        """Return the groups that a step computes, in the order of `StatisticName`."""
+        wanted = self.compute if self.every is not None else ()
+        return tuple(name for name in get_args(StatisticName) if name in wanted and name != "histograms")
+
+    def state_bytes(self, trained: int, *, params: int) -> int:
+        """Return the bytes of what is kept from step to step for `trained` parameters of `params` bytes each."""
+        gradients = 2 * FLOAT32 if "cosines" in self.in_step else 0
+        return trained * (gradients + (params if self.keeps_parameters else 0))
+
+    @property
+    def compares_micro_batches(self) -> bool:
+        """Return whether a step needs at least two micro-batches."""
+        return "noise-scale" in self.in_step
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Return whether the parameters before the last step are kept."""
+        return bool({"cosines", "last-parameters"}.intersection(self.in_step))
 
 
 class WandB(Spec):
