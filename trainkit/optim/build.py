@@ -57,9 +57,9 @@ def build(
     parts = jax.tree.map(lambda layers, rule: _Part(rule, rule.by_layer and layers), stacked, rules)
     rule = _build_of(spec)(spec, decays=decays) if spec.decays_itself else _by_rule(parts, _transformation)
     rule = _wrapped(rule, spec, "rule", stacked)
-    transforms = [rule]
     if any(jax.tree.leaves(decays)) and not spec.decays_itself:
-        transforms = [*decayed(rule, rules, decays)]
+        rule = decayed(rule, rules, decays)
+    transforms = [rule]
     if any(rule.finish for rule in jax.tree.leaves(rules)):
         transforms.append(_by_rule(parts, _finish))
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +14,32 @@ from trainkit.recipe.optimizers.spec import OptimizerSpec
 
 def decayed(
     rule: optax.GradientTransformation, rules: PyTree[OptimizerSpec], decays: PyTree[float]
-) -> Iterator[optax.GradientTransformation]:
-    """Yield the transformations of `rule` with weight decay, in their order.
+) -> optax.GradientTransformationExtraArgs:
+    """Return `rule` with weight decay; its state is that of the rule alone, so that weight decay may change in a run.
 
     Args:
         rules: the rule of each parameter, whose `decay_type` says how it decays.
         decays: the weight decay of each parameter.
     """
+    rule = optax.with_extra_args_support(rule)
     coupled = jax.tree.map(lambda spec, d: d if spec.decay_type == "coupled" else 0.0, rules, decays)
-    if any(jax.tree.leaves(coupled)):
-        yield optax.stateless(lambda g, p: jax.tree.map(lambda g, p, d: g + d * p if d else g, g, p, coupled))
-    yield rule
 
-    def decay(direction: Array, param: Array, spec: OptimizerSpec, weight: float) -> Array:
-        if not weight or spec.decay_type == "coupled":
-            return direction
-        term = weight * param
-        if spec.decay_type == "independent":
-            term /= spec.learning_rate
-        elif spec.decay_type == "cautious":
-            term = jnp.where(direction * param > 0, term, 0)
-        return direction + term
+    def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
+        if any(jax.tree.leaves(coupled)):
+            grads = jax.tree.map(lambda g, p, d: g + d * p if d else g, grads, params, coupled)
+        directions, state = rule.update(grads, state, params, **extras)
+        return jax.tree.map(_decay, directions, params, rules, decays), state
 
-    yield optax.stateless(lambda u, p: jax.tree.map(decay, u, p, rules, decays))
+    return optax.GradientTransformationExtraArgs(rule.init, update)
+
+
+def _decay(direction: Array, param: Array, spec: OptimizerSpec, weight: float) -> Array:
+    """Return the direction with weight decay of all kinds but the coupled one."""
+    if not weight or spec.decay_type == "coupled":
+        return direction
+    term = weight * param
+    if spec.decay_type == "independent":
+        term /= spec.learning_rate
+    elif spec.decay_type == "cautious":
+        term = jnp.where(direction * param > 0, term, 0)
+    return direction + term

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,12 +25,6 @@ class Sgd(WithMoments):
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_sgd"
     averages: ClassVar[int] = 1
-    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "has_momentum"})
-
-    @property
-    def has_momentum(self) -> bool:
-        """Whether there is a momentum to keep."""
-        return self.momentum > 0
 
     @model_validator(mode="after")
     def _options_fit(self) -> Sgd:
@@ -40,6 +34,10 @@ class Sgd(WithMoments):
         if self.dampening and not self.momentum:
             raise ValueError("optimizer.dampening needs optimizer.momentum above 0, found momentum = 0")
         return self
+
+    def state_key_values(self) -> dict[str, Any]:
+        values = super().state_key_values() | {"momentum": "above 0" if self.momentum else "0"}
+        return {key: value for key, value in values.items() if self.momentum or key != "moments"}
 
     def state_bytes(self, shape: Shape) -> int:
         return moment_bytes(shape, self.moments) if self.momentum else 0
@@ -58,6 +56,7 @@ class NormalizedSgd(WithMoments):
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_normalized_sgd"
     averages: ClassVar[int] = 1
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "norm"})
 
     @property
     def by_layer(self) -> bool:
@@ -100,15 +99,13 @@ class RmsProp(WithMoments):
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_rmsprop"
     averages: ClassVar[int] = 1
-    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "centered", "has_momentum"})
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "centered"})
 
-    @property
-    def has_momentum(self) -> bool:
-        """Whether there is a momentum to keep."""
-        return self.momentum > 0
+    def state_key_values(self) -> dict[str, Any]:
+        return super().state_key_values() | {"momentum": "above 0" if self.momentum else "0"}
 
     def state_bytes(self, shape: Shape) -> int:
-        return (1 + self.centered + self.has_momentum) * moment_bytes(shape, self.moments)
+        return (1 + self.centered + (self.momentum > 0)) * moment_bytes(shape, self.moments)
 
 
 class Adagrad(OptimizerSpec):

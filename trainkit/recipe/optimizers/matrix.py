@@ -35,6 +35,9 @@ class MatrixOptimizer(OptimizerSpec):
     def rule_of(self, name: str, shape: Shape) -> OptimizerSpec:
         return self if is_hidden_matrix(name, shape) else self.adamw
 
+    def parts(self) -> dict[str, OptimizerSpec]:
+        return {"": self, "adamw": self.adamw}
+
     def state_key_values(self) -> dict[str, Any]:
         inner = self.adamw.state_key_values()
         return super().state_key_values() | {f"adamw.{key}": value for key, value in inner.items()}

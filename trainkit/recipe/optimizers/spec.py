@@ -173,18 +173,27 @@ class OptimizerSpec(Spec):
                     " make the globs disjoint or give both the same optimizer"
                 )
 
+    def parts(self) -> dict[str, OptimizerSpec]:
+        """Return the rules that it consists of without its groups, by dotted key; its own key is empty."""
+        return {"": self}
+
     def state_key_values(self) -> dict[str, Any]:
         """Return the values that determine the structure of the state, by dotted key within [optimizer]."""
         values = {key: getattr(self, key) for key in sorted(self.state_keys)}
+        rules = self.parts()
         for number, group in enumerate(self.groups):
             if group.optimizer is not None:
+                key = f"groups.{number}.optimizer"
                 values[f"groups.{number}.match"] = group.match
-                inner = group.optimizer.state_key_values()
-                values |= {f"groups.{number}.optimizer.{key}": value for key, value in inner.items()}
-        for number, wrapper in enumerate(self.wrappers):
-            if wrapper.has_state:
-                values[f"wrappers.{number}.type"] = wrapper.type
-        return values
+                values |= {f"{key}.{inner}": value for inner, value in group.optimizer.state_key_values().items()}
+                rules |= {f"{key}.{inner}".rstrip("."): rule for inner, rule in group.optimizer.parts().items()}
+        for key, rule in rules.items():
+            # equal rules have one state
+            first = next(first for first, other in rules.items() if other == rule)
+            if first != key:
+                values[key] = f"as optimizer.{first}"
+        kept = [w.type for around in ("rule", "update") for w in self.wrappers if w.has_state and w.around == around]
+        return values | ({"wrappers with state": ", ".join(kept)} if kept else {})
 
 
 class WithMoments(OptimizerSpec):
