@@ -76,7 +76,9 @@ def plan(
     peak = peak_of(planned, tflops=parsed.parallel.peak_tflops)
     found = Measured(forecast=compiled, peak_flops=peak, mfu=mfu)
     documents = None if codec is None else texts(parsed, codec)
-    table = lines(planned, name=str(parsed.run.name), data=data, found=found, texts=documents)
+    table = lines(
+        planned, name=str(parsed.run.name), data=data, found=found, texts=documents, ends=end_in_words(parsed)
+    )
     if compiled.fits(available) is False:
         table += ["", *_way_out(compiled)]
         if compiled.proposal:
@@ -108,15 +110,32 @@ def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
     return f"begin with {begin} ({reason}), end with {end}"
 
 
+def end_in_words(recipe: Recipe) -> str:
+    """Return when a run ends that does so at a time, and when its decay begins; empty for other runs."""
+    train, decay = recipe.train, recipe.schedule.phases.get("decay")
+    if not train.is_timed:
+        return ""
+    length = f"{decay} steps" if isinstance(decay, int) else f"{decay:.0%} of all steps"
+    when = f"at {train.until}" if train.until is not None else f"after {train.duration} of training"
+    return f"{when}, or at the last of these steps; the decay, {length}, begins by the measured speed"
+
+
 def lines(
-    plan: Plan, *, name: str, data: DataSize | None, found: Measured | None = None, texts: str | None = None
+    plan: Plan,
+    *,
+    name: str,
+    data: DataSize | None,
+    found: Measured | None = None,
+    texts: str | None = None,
+    ends: str = "",
 ) -> list[str]:
-    """Return a plan as aligned lines of text."""
+    """Return a plan as aligned lines of text. `ends` says when a run ends that does so at a time."""
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
     split = f"micro-batch {batch.micro} x accumulation {batch.accumulation} x {plural(batch.replicas, 'device')}"
     rows = [
         ("steps", f"{plan.steps:,}{epochs}"),
+        *([("ends", ends)] if ends else []),
         *_work(plan),
         ("batch", f"{batch.global_size} {_rows(plan)} = {split}"),
         ("remat", plan.remat),

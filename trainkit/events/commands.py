@@ -31,16 +31,18 @@ LONGEST_LINE = 1 << 16
 #: Bytes of a socket's path that every system accepts (Linux has room for 107, macOS for 103).
 LONGEST_PATH = 100
 
-Name: TypeAlias = Literal["save", "pause", "continue", "evaluate", "stop", "sample", "rate", "decay"]
-COMMANDS: tuple[Name, ...] = get_args(Name)
+Name: TypeAlias = Literal["save", "pause", "continue", "evaluate", "stop", "sample", "rate", "decay", "finish"]
+#: The order of the trainer to itself to end at a step, so that it finishes in time.
+FINISH: Name = "finish"
+COMMANDS: tuple[Name, ...] = tuple(name for name in get_args(Name) if name != FINISH)
 #: The argument of a command, as a person types it; the other commands have none.
 ARGUMENTS: dict[Name, str] = {"sample": "PROMPT", "rate": "FACTOR"}
 #: Commands that change what is learned: without them a resumed run would end elsewhere.
-CHANGING: tuple[Name, ...] = ("rate", "decay")
+CHANGING: tuple[Name, ...] = ("rate", "decay", FINISH)
 
 
 class Command(NamedTuple):
-    """A command with its argument: a prompt, a factor above 0, or None."""
+    """A command with its argument: a prompt, a factor above 0, the step at which to end, or None."""
 
     name: Name
     argument: str | float | None = None
@@ -140,7 +142,8 @@ def issued_commands(run_directory: Path) -> list[IssuedCommand]:
 def _issued(fields: Mapping[str, Any]) -> IssuedCommand | None:
     """Return the command in these fields; None if it changed nothing, or if no trainer wrote them."""
     try:
-        command = parse_command(fields["command"], fields.get("argument"))
+        name, argument = fields["command"], fields.get("argument")
+        command = Command(FINISH, int(fields["argument"])) if name == FINISH else parse_command(name, argument)
         return IssuedCommand(command, int(fields["step"]), int(fields["attempt"])) if command.name in CHANGING else None
     except (TrainkitError, *FOREIGN):
         return None

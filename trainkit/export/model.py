@@ -47,7 +47,11 @@ ROWS, POSITIONS = 2, 64
 #: The largest difference of a logit, as a share of the largest logit. Both models have the same weights and program.
 TOLERANCE = 1e-5
 #: The commands that changed what was learned, as a model card describes them.
-COMMANDS = {"rate": "learning rate {} times the schedule's", "decay": "the decay of the schedule began"}
+COMMANDS = {
+    "rate": "learning rate {} times the schedule's",
+    "decay": "the decay of the schedule began",
+    "finish": "to finish in time, the end was set to step {}",
+}
 
 
 @dataclass(frozen=True)

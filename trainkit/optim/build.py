@@ -22,13 +22,22 @@ from trainkit.recipe.spec import implementation_of, import_named
 class LearningRate(Protocol):
     """The learning rate as a function of the step."""
 
-    def __call__(self, step: ArrayLike, decay_start: ArrayLike = NEVER, /) -> ArrayLike:
-        """Return the rate of the update after `step` others; `decay_start` is where a command began the decay."""
+    def __call__(
+        self, step: ArrayLike, decay_start: ArrayLike = NEVER, decay_end: ArrayLike | None = None, /
+    ) -> ArrayLike:
+        """Return the rate of the update after `step` others; the decay is where it was ordered to be."""
 
 
 def learning_rate(schedule: ScheduleSpec, *, peak: float, steps: int) -> LearningRate:
     """Return the learning rate as a function of the step (updates done, from 0), for a run of `steps`."""
-    return lambda step, decay_start=NEVER: schedule.rate(step, peak=peak, steps=steps, decay_start=decay_start, xp=jnp)
+
+    def rate(step: ArrayLike, decay_start: ArrayLike = NEVER, decay_end: ArrayLike | None = None, /) -> ArrayLike:
+        found: ArrayLike = schedule.rate(
+            step, peak=peak, steps=steps, decay_start=decay_start, decay_end=decay_end, xp=jnp
+        )
+        return found
+
+    return rate
 
 
 def build(

@@ -19,6 +19,7 @@ from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.schedule import Cosine, Schedule
+from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
@@ -99,6 +100,23 @@ class Recipe(Spec):
             raise MissingKey("tokenizer", "the documents are text")
         if not self.data.is_text and self.train.tokens is not None:
             raise ValueError("train.tokens counts tokens, and the documents have none: give steps or epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _a_timed_run_can_end_in_time(self) -> Recipe:
+        if not self.train.is_timed:
+            return self
+        key = "until" if self.train.until is not None else "duration"
+        if self.schedule.decay_start(2, ordered=NEVER) is None:
+            raise ValueError(
+                f'train.{key} needs a schedule whose decay can be moved, and schedule.type = "{self.schedule.type}" has'
+                ' none: write [schedule] type = "wsd"'
+            )
+        if isinstance(self.schedule.warmup, float) and self.schedule.warmup:
+            raise ValueError(
+                f"schedule.warmup = {self.schedule.warmup} is a fraction of the run, whose steps are unknown with"
+                f" train.{key}: give it in steps, such as warmup = 100"
+            )
         return self
 
     @model_validator(mode="after")

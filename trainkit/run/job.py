@@ -32,6 +32,7 @@ from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
+from trainkit.train.finish import finish_in_time
 from trainkit.train.loop import EvaluationReport, Job, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
@@ -97,6 +98,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             schedule=schedule,
             repeats=ready.repeats,
             before=before,
+            finish=hosts.from_first(lambda: finish_in_time(recipe, directory)),
         )
         metrics = MetricsWriter(log, data=data.epochs, work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops))
         profile = Profile(directory, start.profile, log=log, metrics=metrics)

@@ -70,6 +70,14 @@ def prepare(
 def _is_finished(directory: Path, recipe: Recipe, last: int) -> TrainkitError:
     """Return the error about a run that ended at step `last` and has no work left."""
     best, train = best_so_far(directory, recipe, until=last), recipe.train
+    if train.is_timed and not best.exhausted:
+        key = "until" if train.until is not None else "duration"
+        return TrainkitError(
+            f"the run is finished: it ended in time, after step {last}",
+            where=str(directory),
+            hint="to train it longer, continue from a checkpoint before its decay:"
+            f" trainkit resume RUN/STEP --forget-commands --set train.{key}=…",
+        )
     longer = ["--set evaluate.patience=…"] if best.exhausted else []
     *_, total = (event.get("total_steps") or 0 for event in of_kinds(directory, "planned"))
     if not best.exhausted or last >= total:
@@ -95,6 +103,8 @@ def _is_longer(directory: Path, recipe: Recipe, step: int, changed: list[Differe
         return False
     if recipe.train.steps is None:
         return any(difference.key in ("train.epochs", "train.tokens") for difference in changed)
+    if recipe.train.is_timed:  # its decay is over: a later end would only train on with the last learning rate
+        return False
     decays = [
         issued.step for issued in issued_commands(directory) if issued.command.name == "decay" and issued.step <= step
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
     for tracker in enabled(recipe.track):
         if tracker != "aim":  # it is installed with trainkit; if it is missing nevertheless, an alert says so
             require(tracker)
+    recipe.train.check_time(datetime.now())
     recipe.task.check_documents(recipe.data.train)
     build_text_metrics(recipe.evaluate.metrics)  # their libraries may be missing
     if recipe.task.masks and (codec := peek(recipe)) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.errors import TrainkitError
-from trainkit.events.commands import issued_commands
+from trainkit.events.commands import FINISH, issued_commands
 from trainkit.events.log import of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.optimizers.spec import OptimizerSpec
@@ -55,6 +55,11 @@ def check_changes(old: Recipe, new: Recipe, changed: Sequence[Difference], *, re
             "these cannot change within a run:\n" + "\n".join(f"  {difference}" for difference in wrong),
             hint="begin a new run with the changed recipe: trainkit run RECIPE --name NAME",
         )
+    if old.train.is_timed != new.train.is_timed:
+        raise TrainkitError(
+            "whether a run ends at a time (train.until or train.duration) cannot change within it",
+            hint="begin a new run with the changed recipe: trainkit run RECIPE --name NAME",
+        )
     if not reset_optimizer:
         _check_optimizer_state(old.optimizer, new.optimizer)
 
@@ -94,8 +99,9 @@ def compare_rates(
     commands = [issued for issued in issued_commands(directory) if issued.step <= step]
     decay = min((issued.step for issued in commands if issued.command.name == "decay"), default=NEVER)
     factor = next((float(i.command.argument or 1) for i in reversed(commands) if i.command.name == "rate"), 1.0)
-    before = factor * share(old.schedule, steps_before, step, decay_start=decay)
-    after = factor * share(new.schedule, steps_after, step, decay_start=decay)
+    ends = [(issued.step, int(issued.command.argument or 0)) for issued in commands if issued.command.name == FINISH]
+    before = factor * share(old.schedule, steps_before, step, decay_start=decay, ends=ends)
+    after = factor * share(new.schedule, steps_after, step, decay_start=decay, ends=ends)
     peak = (old.optimizer.learning_rate, new.optimizer.learning_rate)
     others = _other_peaks(old, new, peak)
     if after > RAISED * before and not raise_rate:
@@ -169,9 +175,26 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def share(schedule: ScheduleSpec, steps: int, step: int, *, decay_start: int = NEVER) -> float:
-    """Return the learning rate of the update after `step` others, as a share of the peak, in a run of `steps`."""
-    return float(schedule.rate(step, peak=1.0, steps=steps, decay_start=decay_start, xp=np))
+def share(
+    schedule: ScheduleSpec,
+    steps: int,
+    step: int,
+    *,
+    decay_start: int = NEVER,
+    ends: Sequence[tuple[int, int]] = (),
+) -> float:
+    """Return the learning rate of the update after `step` others, as a share of the peak, in a run of `steps`.
+
+    Args:
+        decay_start: where a command began the decay.
+        ends: for a run that ends at a time, the steps after which its end was decided, each with that end.
+    """
+    decay_end = None
+    for decided, end in ends:
+        planned = schedule.decay_start(steps, ordered=NEVER)
+        before = (decay_start, decay_end) if decay_end is not None else (NEVER if planned is None else planned, steps)
+        decay_start, decay_end = schedule.decay_until(end, step=decided, before=before), end
+    return float(schedule.rate(step, peak=1.0, steps=steps, decay_start=decay_start, decay_end=decay_end, xp=np))
 
 
 def _newest_plan(directory: Path) -> dict[str, Any]:

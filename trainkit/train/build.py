@@ -97,6 +97,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
             compute=compute,
             averages=recipe.average is not None,
             statistics=recipe.statistics,
+            timed=recipe.train.is_timed,
         )
 
     whole = jax.eval_shape(model, jax.random.key(0))

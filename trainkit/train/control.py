@@ -15,10 +15,13 @@ import jax
 import numpy as np
 
 from trainkit.errors import TrainkitError
-from trainkit.events.commands import Command, IssuedCommand
+from trainkit.events.commands import FINISH, Command, IssuedCommand
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import EventLog
+from trainkit.parallel import hosts
 from trainkit.recipe.sections.schedule import Schedule
+from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.train.finish import FinishInTime
 from trainkit.train.shared import ReceivedCommand, SharedServer, SharedSignals
 from trainkit.train.signals import Signals
 from trainkit.train.state import Live, State
@@ -34,17 +37,23 @@ class LiveSchedule:
         """`steps` are the plan's."""
         self._schedule, self._steps = schedule, steps
         self._rate_factor, self._decay_start = float(live.rate_factor), int(live.decay_start)
+        #: None for runs that do not end at a time
+        self._decay_end = None if live.decay_end is None else int(live.decay_end)
         self._changed = False
 
     @property
     def total_steps(self) -> int:
         """Return the last step of the run, which a command may have moved."""
+        if self._decay_end is not None:
+            return min(self._decay_end, self._steps)
         return self._schedule.last_step(self._steps, decay_start=self._decay_start)
 
     def holds(self, command: Command, *, step: int) -> bool:
         """Return whether the schedule already is as this command, given after `step`, would make it."""
         if command.name == "decay":
             return self._decay_start == step
+        if command.name == FINISH:
+            return self._decay_end == command.argument
         return self._rate_factor == np.float32(command.argument)
 
     def change_rate(self, factor: float, *, step: int) -> str:
@@ -59,6 +68,8 @@ class LiveSchedule:
             TrainkitError: the schedule has no decay, the decay has begun, or the warm-up is not over.
         """
         schedule = self._schedule
+        if self._decay_end is not None:
+            raise TrainkitError("this run ends at a given time, for which it begins the decay itself")
         begins = schedule.decay_start(self._steps, ordered=self._decay_start)
         if begins is None:
             raise TrainkitError(
@@ -72,14 +83,27 @@ class LiveSchedule:
         self._decay_start, self._changed = step, True
         return f"the decay begins after step {step}; the run ends with it, at step {self.total_steps}"
 
+    def end_at(self, end: int, *, step: int) -> str:
+        """Let a run that ends in time end at step `end`, as decided after `step`. Return a message."""
+        planned_start = self._schedule.decay_start(self._steps, ordered=NEVER)
+        assert self._decay_end is not None and planned_start is not None
+        is_first = self._decay_end == NEVER
+        before = (planned_start, self._steps) if is_first else (self._decay_start, self._decay_end)
+        self._decay_start = self._schedule.decay_until(end, step=step, before=before)
+        self._decay_end, self._changed = end, True
+        begins = f"; the decay begins after step {self._decay_start}" if self._decay_start >= step else ""
+        return f"to finish in time, the run ends at step {end}{begins}"
+
     def put_into(self, state: State) -> State:
         """Return the state with the changes since the last call. Does not wait."""
         if not self._changed:
             return state
         self._changed = False
+        end = None if self._decay_end is None else np.int32(self._decay_end)
         live = Live(
             jax.device_put(np.float32(self._rate_factor), state.live.rate_factor.sharding),
             jax.device_put(np.int32(self._decay_start), state.live.decay_start.sharding),
+            None if end is None else jax.device_put(end, state.live.decay_start.sharding),
         )
         return eqx.tree_at(lambda state: state.live, state, live)
 
@@ -110,6 +134,7 @@ class Commands:
         schedule: LiveSchedule,
         repeats: Iterable[IssuedCommand] = (),
         before: Commands | None = None,
+        finish: FinishInTime | None = None,
     ) -> None:
         """`repeats`, in the order of their steps, are carried out again at these steps. `before` took this process's
         commands until memory ran out: its pause and its unfinished actions carry over.
@@ -119,6 +144,7 @@ class Commands:
         self._log = log
         self._schedule = schedule
         self._repeats = deque(repeats)
+        self._finish = finish
         self._unfinished: RequestedActions = before._unfinished if before else RequestedActions()
         self.paused: bool = before.paused if before else False
 
@@ -137,11 +163,14 @@ class Commands:
         wanted, self._unfinished = self._unfinished, RequestedActions()
         self.repeat(step)
         self._answer(self._server.take(), step, wanted)
+        self._finish_in_time(step)
         if self.paused and not wanted and not self.interrupted:
             with aside():
                 while self.paused and not wanted and not self.interrupted:
                     self._answer(self._server.wait(timeout=0.2), step, wanted)
                     meanwhile()
+            if self._finish:
+                self._finish.interrupt()
         wanted.stop |= self.interrupted
         return wanted
 
@@ -177,6 +206,14 @@ class Commands:
                 message = f"'{issued.command.name}' of attempt {issued.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
 
+    def _finish_in_time(self, step: int) -> None:
+        """Move the end of a run that ends at a time, as the measured speed demands."""
+        if (finish := self._finish) is None:
+            return
+        end = hosts.from_first(lambda: finish.after(step, end=self._schedule.total_steps))
+        if end is not None and not any(issued.command.name == FINISH for issued in self._repeats):
+            self._carry_out(Command(FINISH, end), step, RequestedActions())
+
     def _answer(
         self, commands: Sequence[PendingCommand | ReceivedCommand], step: int, wanted: RequestedActions
     ) -> None:
@@ -189,7 +226,7 @@ class Commands:
     def _carry_out(self, command: Command, step: int, wanted: RequestedActions, *, suffix: str = "") -> str:
         """Carry out a command, or add it to the wanted actions, and log it. Return a message."""
         detail, total = self._act(command, step, wanted) + suffix, None
-        if command.name == "decay":
+        if command.name in ("decay", FINISH):
             total = self._schedule.total_steps
         self._log.write("control", step=step, detail=detail, total_steps=total, **command.fields())
         return detail
@@ -218,4 +255,6 @@ class Commands:
                 return self._schedule.change_rate(factor, step=step)
             case Command("decay"):
                 return self._schedule.begin_decay(step=step)
+            case Command("finish", int(end)):
+                return self._schedule.end_at(end, step=step)
         raise AssertionError(f"{command} is not a command")

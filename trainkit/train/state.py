@@ -31,6 +31,8 @@ class Live(eqx.Module):
     """Multiplies the schedule's learning rate."""
     decay_start: Int[Array, ""]
     """The step after which a command began the decay, or `NEVER`."""
+    decay_end: Int[Array, ""] | None = None
+    """The step at which a run that ends in time was last ordered to end, or `NEVER`; None for other runs."""
 
 
 class LossScale(eqx.Module):
@@ -67,9 +69,9 @@ class State(eqx.Module):
     """None unless a statistic of the recipe needs it."""
 
 
-def initial_live() -> Live:
-    """Return the values before any command: the schedule of the recipe."""
-    return Live(jnp.float32(1), jnp.int32(NEVER))
+def initial_live(*, timed: bool = False) -> Live:
+    """Return the values before any command: the schedule of the recipe. `timed` if the run ends at a time."""
+    return Live(jnp.float32(1), jnp.int32(NEVER), jnp.int32(NEVER) if timed else None)
 
 
 def initial_scale() -> LossScale:
@@ -95,15 +97,17 @@ def init(
     compute: jnp.dtype,
     averages: bool = False,
     statistics: Statistics | None = None,
+    timed: bool = False,
 ) -> State:
     """Return the state before the first step. `model` builds the initial model in the dtype of its parameters.
 
-    `averages` says whether the parameters are averaged; `statistics` may need a history.
+    `averages` says whether the parameters are averaged; `statistics` may need a history; `timed` says whether the
+    run ends at a time.
     """
     initial = model(jax.random.fold_in(key, 0))
     params, frozen = eqx.partition(initial, trainable(initial))
     scale = initial_scale() if compute == jnp.float16 else None
-    state = State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(), scale)
+    state = State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(timed=timed), scale)
     if averages:
         state = replace(state, averages=first_averages(params), average_count=jnp.int32(0))
     return replace(state, history=first_history(statistics, params)) if statistics else state

@@ -111,7 +111,7 @@ def make_step(
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)) if max_grad_norm else 1.0
         grads = jax.tree.map(lambda g: g * (clip / divisor), sums)
 
-        rate = learning_rate(state.step, state.live.decay_start) * state.live.rate_factor
+        rate = learning_rate(state.step, state.live.decay_start, state.live.decay_end) * state.live.rate_factor
 
         def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
             grads, (total, weight, _), _ = accumulated(state, params, batch)

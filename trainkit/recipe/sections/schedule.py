@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, assert_nev
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections import schedule_shapes
-from trainkit.recipe.sections.schedule_spec import ScheduleSpec, Span, counted
+from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, counted
 from trainkit.recipe.spec import Count, Fraction, union_of
 
 
@@ -90,18 +90,29 @@ class Wsd(ScheduleSpec):
     def last_step(self, steps: int, *, decay_start: int) -> int:
         return self.decay_start(steps, ordered=decay_start) + self.decay_steps(steps)
 
-    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+    def decay_until(self, end: int, *, step: int, before: tuple[int, int]) -> int:
+        start, planned_end = before
+        if step <= start:
+            return max(end - self.decay_steps(end), step)
+        done = (step - start) / max(planned_end - start, 1)
+        return round((step - done * end) / (1 - done)) if done < 1 else start
+
+    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any, decay_end: Any = None) -> Any:
         before_decay = super().rate(step, peak=peak, steps=steps, decay_start=decay_start, xp=xp)
-        return before_decay * self._share_left(step, steps, decay_start, xp)
+        return before_decay * self._share_left(step, steps, decay_start, decay_end, xp)
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
         return peak
 
-    def _share_left(self, step: Any, steps: int, decay_start: Any, xp: Any) -> Any:
+    def _share_left(self, step: Any, steps: int, decay_start: Any, decay_end: Any, xp: Any) -> Any:
         """Return the share of the peak that the decay leaves: 1 until it begins, `min_ratio` at its end."""
         decay = self.decay_steps(steps)
-        start = xp.minimum(decay_start, steps - decay)
-        done = xp.clip((step - start) / max(decay, 1), 0.0, 1.0)
+        start, length = xp.minimum(decay_start, steps - decay), max(decay, 1)
+        if decay_end is not None:
+            is_ordered = decay_end < NEVER
+            start = xp.where(is_ordered, decay_start, start)
+            length = xp.where(is_ordered, xp.maximum(decay_end - decay_start, 1), length)
+        done = xp.clip((step - start) / length, 0.0, 1.0)
         match self.shape:
             case "1-sqrt":
                 left = 1 - xp.sqrt(done)

@@ -138,7 +138,7 @@ class OneCycle(ScheduleSpec):
     shape: Literal["cosine", "linear"] = "cosine"
     """Shape of both the rise and the fall."""
 
-    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any, decay_end: Any = None) -> Any:
         top = max(self.warmup_steps(steps) - 1, 1)
         last = max(steps - 1, top + 1)
         up = self._between(self.first_ratio, 1.0, xp.clip(step / top, 0.0, 1.0), xp)

@@ -67,7 +67,17 @@ class ScheduleSpec(Spec):
         """
         return None
 
-    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+    def decay_until(self, end: int, *, step: int, before: tuple[int, int]) -> int:
+        """Return where the decay begins if, after `step`, the run is ordered to end at `end`.
+
+        If the decay has begun, it is a start with which the rate continues from where it is.
+
+        Args:
+            before: where the decay began, or would have begun, and ended until now.
+        """
+        raise NotImplementedError(f"the schedule {self.type} has no decay")
+
+    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any, decay_end: Any = None) -> Any:
         """Return the learning rate of the update after `step` others, in a run of `steps`.
 
         The first update has 1/warmup of the peak, not 0; the last one is as near to the end value as the shape allows.
@@ -76,6 +86,7 @@ class ScheduleSpec(Spec):
             step: updates done, from 0: a number or an array.
             peak: the learning rate at the end of the warm-up.
             decay_start: where the decay was ordered to begin; `NEVER` if it was not.
+            decay_end: where a run that ends in time was ordered to end; `NEVER` if it was not yet, None for other runs.
             xp: the array namespace, numpy or jax.numpy.
         """
         warmup = self.warmup_steps(steps)

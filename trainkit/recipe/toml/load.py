@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -193,15 +194,15 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def check_lengths(loaded: Loaded, mode: str) -> None:
-    """Raise TrainkitError if the phases of the schedule are longer than a new run whose steps are known.
+    """Raise TrainkitError if a new run would end in the past, or its schedule is longer than its steps, if known.
 
     A built-in mode shortens the schedule with the run, as far as it can, and so does a run that has begun.
     """
-    steps = loaded.recipe.train.steps
-    if steps is None or mode in BUILT_IN:
-        return
+    train = loaded.recipe.train
     try:
-        loaded.recipe.schedule.check_lengths(steps)
+        train.check_time(datetime.now())
+        if train.steps is not None and mode not in BUILT_IN:
+            loaded.recipe.schedule.check_lengths(train.steps)
     except TrainkitError as error:
         raise locate_error(error, loaded) from None
 

@@ -25,6 +25,8 @@ BUILT_IN = ("toy", "sanity")
 SANITY_STEPS, SANITY_BATCHES, SANITY_ITEMS = 20, 4, 8
 #: What the mode `toy` divides the length of a run by.
 TOY = 10
+#: How long the mode `toy` trains a run that ends at a time.
+TOY_DURATION = "5m"
 
 
 def take_modes(layer: Layer) -> Layer:
@@ -110,7 +112,13 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
             }
     else:
         changes["train"] = {key: value / TOY if key == "epochs" else _tenth(value) for key, value in given.items()}
-    if shorter := _shorter(table_at(table, "schedule"), given.get("steps"), tenth=mode == "toy"):
+    timed = [key for key in ("until", "duration") if train.get(key) is not None]
+    if mode == "sanity":
+        changes["train"] |= dict.fromkeys(timed)
+    elif timed:
+        changes["train"] = {"until": None, "duration": TOY_DURATION}
+    known = None if timed else given.get("steps")  # otherwise they are only the most that a run may take
+    if shorter := _shorter(table_at(table, "schedule"), known, tenth=mode == "toy"):
         changes["schedule"] = shorter
     for section in ("evaluate", "sample", "export"):
         if _is_number(every := table_at(table, section).get("every")):
