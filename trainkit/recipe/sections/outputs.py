@@ -128,7 +128,7 @@ class Statistics(Spec):
 
     @model_validator(mode="after")
     def _are_asked_for(self) -> Statistics:
-        if self.every is None and "compute" in self.model_fields_set:
+        if self.every is None and self.compute != type(self).model_fields["compute"].default:
             raise ValueError("statistics.compute without statistics.every computes nothing: set statistics.every = 10")
         return self
 
