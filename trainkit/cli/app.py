@@ -33,6 +33,7 @@ COMMANDS = {
     "check": "Report everything that is wrong with a recipe.",
     "explain": "Show a key's meaning, allowed values, value and origin.",
     "schema": "Print the JSON schema of recipes, for editors.",
+    "sweep": "Train a recipe with each of the values in its [sweep], and rank the runs.",
     "find-lr": "Suggest a learning rate: train briefly while the rate rises.",
     "plan": "Show what a recipe needs: steps, FLOPs, time and memory.",
     "cache-data": "Tokenise the data of a recipe ahead of time.",

@@ -33,6 +33,8 @@ def explain(
     loaded = load(recipe, overrides or [], mode=mode)
     language = type(loaded.recipe)
     values = loaded.recipe.model_dump(by_alias=True)
+    if loaded.recipe.sweep is not None:  # it is no part of what a run records
+        values["sweep"] = loaded.recipe.sweep.model_dump()
     parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     node = schema.node_at(parts, values, language)
     if node is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -21,6 +22,7 @@ from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statist
 from trainkit.recipe.sections.schedule import Cosine, Schedule
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.sections.source import document_of
+from trainkit.recipe.sections.sweep import Sweep
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Parallel, Precision, Train
@@ -93,6 +95,8 @@ class Recipe(Spec):
     """If the section is absent, there are no samples."""
     statistics: Statistics = Statistics.model_construct()
     track: Track = Track.model_construct()
+    sweep: Annotated[Sweep | None, Field(exclude=True)] = None
+    """What `trainkit sweep` tries. It is no part of a run: a run's own recipe and its fingerprint omit it."""
 
     @model_validator(mode="after")
     def _text_has_a_tokenizer(self) -> Recipe:
@@ -193,6 +197,14 @@ class Recipe(Spec):
     def _metrics_fit_the_task(self) -> Recipe:
         self.evaluate.check_metrics(self.task, self.data)
         self.evaluate.check_best(self.checkpoint.best, self.task, self.data)
+        return self
+
+    @model_validator(mode="after")
+    def _the_sweep_has_a_metric(self) -> Recipe:
+        known = ["train/loss", *self.evaluate.computed(self.task, self.data)]
+        if self.sweep is not None and self.sweep.metric is not None and self.sweep.metric not in known:
+            near = ", ".join(get_close_matches(self.sweep.metric, known, n=5, cutoff=0.0))
+            raise ValueError(f'sweep.metric = "{self.sweep.metric}" is never computed: the trials compute {near}')
         return self
 
     @model_validator(mode="after")

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -30,10 +31,10 @@ from trainkit.train.signals import Signals, StopBeforeTraining
 LOG = "trainer.log"
 
 
-def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
+def spawn(directory: Path, start: Start, *, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start `attempt(directory, start)` in a process and session of its own, so that the terminal may be closed.
 
-    Its output goes to the run's `trainer.log`.
+    Its output goes to the run's `trainer.log`. `environment` is what its environment has beside that of this process.
     """
     step = "" if start.step is None else str(start.step)
     profile = ":".join(map(str, start.profile or ()))
@@ -45,6 +46,7 @@ def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
 
 

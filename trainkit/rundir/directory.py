@@ -142,6 +142,21 @@ def hold_lock(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def is_training(directory: Path) -> bool:
+    """Return whether a process holds the run's lock."""
+    try:
+        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def as_typed(directory: Path) -> str:
     """Return the path as a person would type it in the working directory."""
     here = Path.cwd()

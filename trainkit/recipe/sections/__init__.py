@@ -12,6 +12,7 @@
 | `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |
 | `schedule.py` | `[schedule]` |
 | `source.py` | `[[data.train]]`, `[[data.validation]]` |
+| `sweep.py` | `[sweep]` |
 | `task.py` | `[task]` |
 | `tokenizer.py` | `[tokenizer]` |
 | `train.py` | `[train]`, `[precision]`, `[parallel]` |

@@ -118,6 +118,15 @@ class Evaluate(Spec):
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
 
+    def computed(self, task: TaskSpec, data: Data) -> list[str]:
+        """Return the names of all metrics that an evaluation computes, as in the log."""
+        listed = [name for metric in self.metrics for name in metric.names(task.class_names(data))]
+        return [
+            f"validation/{name_of_set}/{name}"
+            for name_of_set, sources in data.validation_sources.items()
+            for name in (*sorted(task.reports_on(sources, data)), *listed)
+        ]
+
     def check_best(self, best: Best | None, task: TaskSpec, data: Data) -> None:
         """Raise ValueError where no evaluation computes the metric of `checkpoint.best`, or where `patience` waits in
         vain."""
@@ -130,12 +139,7 @@ class Evaluate(Spec):
             raise ValueError("evaluate.patience counts the evaluations of evaluate.every: set it too")
         if best is None:
             return
-        listed = [name for metric in self.metrics for name in metric.names(task.class_names(data))]
-        known = [
-            f"validation/{name_of_set}/{name}"
-            for name_of_set, sources in data.validation_sources.items()
-            for name in (*sorted(task.reports_on(sources, data)), *listed)
-        ]
+        known = self.computed(task, data)
         if best.metric not in known:
             if not known:
                 raise ValueError("checkpoint.best needs a validation set: set data.held_out or add [[data.validation]]")

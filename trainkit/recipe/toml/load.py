@@ -128,6 +128,11 @@ def _check(
     changed = _changed_plugins(recipe, plugins, layer)
     recipe = _completed(recipe, path, plugins)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
+    if recipe.sweep is not None:
+        origins |= {
+            f"sweep.parameters.{key}": str(layer.origin(("sweep", "parameters", key)))
+            for key in recipe.sweep.parameters
+        }
     if plugins:
         origins["plugins.digests"] = "SHA-256 of plugins.files"
     return Loaded(recipe=recipe, origins=origins, path=path, plugins=plugins, changed_plugins=changed)

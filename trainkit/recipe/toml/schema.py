@@ -71,12 +71,19 @@ def node_at(key: Key, data: Any, language: type[Recipe] = Recipe) -> Node | None
     """Return the schema of `key` in `data`, whose `type` values choose among unions; None if there is no such key."""
     node = root(language)
     for part in key:
-        child = _element(node, part) if isinstance(part, int) else keys_of(node, data).get(part)
+        child = _element(node, part) if isinstance(part, int) else keys_of(node, data).get(part, _any_key(node))
         if child is None:
             return None
         node = child
         data = _step(data, part)
     return node
+
+
+def _any_key(node: Node) -> Node | None:
+    """Return the schema of the values of a table that may have any keys; None for other tables."""
+    return next(
+        (b["additionalProperties"] for b in branches(node) if isinstance(b.get("additionalProperties"), dict)), None
+    )
 
 
 def keys_of(node: Node, value: Any = None) -> dict[str, Node]:
@@ -108,7 +115,7 @@ def types_of(node: Node) -> list[str]:
     return [
         branch["properties"]["type"]["const"]
         for branch in branches(node)
-        if branch.get("type") == "object" and "type" in branch["properties"]
+        if branch.get("type") == "object" and "type" in branch.get("properties", {})
     ]
 
 
@@ -232,10 +239,11 @@ def _describe(branch: Node) -> str:
             least = "a list with at least one entry" if branch.get("minItems") else "a list"
             return f"{least}, each {describe(branch['items'])}"
         case "object":
-            kind = branch["properties"].get("type")
+            keys = branch.get("properties", {})
+            kind = keys.get("type")
             if kind:
                 return f'a table with type = "{kind["const"]}"'
-            return f"a table of {', '.join(branch['properties']) or 'tables'}"
+            return f"a table of {', '.join(keys) or 'tables'}"
         case _:
             return "a string"
 

@@ -1,0 +1,204 @@
+"""Sweeps: what they try, in which order, what they record, and that a killed one ends as if it had not been killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import fake_run
+import pytest
+from trainer import BARE, Trainer, ending, losses, trainkit, workplace
+
+from trainkit.cli.sweep import leaderboard
+from trainkit.errors import DONE, TrainkitError
+from trainkit.events.log import EventLog, last_attempt, read
+from trainkit.recipe.toml.load import load
+from trainkit.run.sweep import divide_devices, run
+from trainkit.run.trials import NAME, Study, study_of
+from trainkit.rundir.directory import recipe_of
+
+GRID = """
+[sweep.parameters]
+"optimizer.learning_rate" = { low = 1e-4, high = 1e-2, log = true, points = 3 }
+"model.layers" = { low = 1, high = 2 }
+"""
+
+
+def study(directory: Path, sweep: str = GRID) -> Study:
+    """Return the sweep of a small recipe with this `[sweep]`, in a directory of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    recipe = directory / "tiny.toml"
+    recipe.write_text(BARE + sweep)
+    return study_of(recipe, [f'run.directory="{directory}/runs"'])
+
+
+class Ended:
+    """A process that has ended."""
+
+    def poll(self) -> int:
+        return 0
+
+    def terminate(self) -> None: ...
+
+
+class Killed(BaseException):
+    """The end of a sweep that had no time to do anything about it."""
+
+
+def fake_trainer(directory: Path, environment: Mapping[str, str]) -> Ended:
+    """Write the log of a run whose loss depends on its recipe; a learning rate of 1e-4 fails."""
+    recipe = recipe_of(directory).recipe
+    rate = recipe.optimizer.learning_rate
+    log = EventLog(directory, attempt=last_attempt(directory) + 1)
+    log.write("run_started", step=0, **fake_run.started(directory.name))
+    for step in range(1, 11):
+        log.write("step", step=step, metrics={"train/loss": 10 - step + rate + recipe.model.layers})
+    status, code = ("failed", 1) if rate == 1e-4 else ("finished", 0)
+    log.write("run_finished", step=10, status=status, exit_code=code, message="the loss is nan" * code)
+    log.close()
+    return Ended()
+
+
+def finish(found: Study, start: Callable[..., Ended] = fake_trainer) -> list[str]:
+    """Run the sweep to its end, and return its leaderboard and what it reported."""
+    lines: list[str] = []
+    assert run(found, lines.append, start=start, pause=0) == DONE
+    return lines
+
+
+def test_a_sweep_ranks_its_trials_and_runs_none_again(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    reported = finish(found)
+    board = [line.split()[:3] for line in leaderboard(found)]
+    assert board[0] == ["RUN", "STATE", "train/loss"]
+    assert [row[0] for row in board[1:7]] == [f"tiny-{n:04}" for n in (3, 5, 4, 6, 1, 2)]
+    assert board[1] == ["tiny-0003", "finished", "1.0010"] and board[5] == ["tiny-0001", "failed", "–"]
+    assert leaderboard(found)[-1] == "tiny-0002 failed: the loss is nan"
+    assert sum("finished: train/loss" in line for line in reported) == 4
+    again = study(tmp_path)
+    assert finish(again) == [] and leaderboard(again) == leaderboard(found)
+    records = [json.loads(line) for line in (found.directory / NAME).read_text().splitlines()]
+    assert len(records) == 1 + 2 * 6 and all(last_attempt(trial.directory) == 1 for trial in found.trials)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_sweep_that_was_killed_ends_with_the_leaderboard_of_an_uninterrupted_one(tmp_path: Path, at: int) -> None:
+    started = []
+
+    def start(directory: Path, environment: Mapping[str, str]) -> Ended:
+        started.append(directory.name)
+        if len(started) == at + 1:
+            raise Killed
+        return fake_trainer(directory, environment)
+
+    with pytest.raises(Killed):
+        finish(study(tmp_path / "killed"), start)
+    with (tmp_path / "killed/runs/tiny-sweep" / NAME).open("a") as file:
+        file.write('{"trial": 1, "sta')
+    found, whole = study(tmp_path / "killed"), study(tmp_path / "whole")
+    finish(found, start)
+    finish(whole)
+    later = study(tmp_path / "killed")
+    later.read()
+    assert leaderboard(later) == leaderboard(found) == leaderboard(whole)
+    assert sorted(started) == sorted([*(trial.directory.name for trial in found.trials), started[at]])
+
+
+def test_a_failed_trial_runs_again_once_its_directory_is_gone_and_other_recipes_are_refused(tmp_path: Path) -> None:
+    one = '[sweep]\nmode = "max"\n[sweep.parameters]\n"run.seed" = { values = [0, 1] }\n'
+    found = study(tmp_path, one)
+    finish(found)
+    (found.directory / "tiny-0002").rename(tmp_path / "gone")
+    assert len(finish(study(tmp_path, one))) == 2
+    with pytest.raises(TrainkitError, match="begun with another recipe"):
+        finish(study(tmp_path, one.replace("[0, 1]", "[0, 2]")))
+
+
+def test_random_trials_do_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
+    text = """
+[sweep]
+method = "random"
+trials = 40
+[sweep.parameters]
+"optimizer.learning_rate" = { low = 1e-4, high = 1e-1, log = true }
+"model.layers" = { low = 1, high = 3 }
+"schedule.type" = { values = ["cosine", "linear"] }
+"""
+    many = [trial.settings for trial in study(tmp_path / "a", text).trials]
+    few = [trial.settings for trial in study(tmp_path / "b", text.replace("40", "5")).trials]
+    assert few == many[:5] and len(many) == 40
+    assert {setting["model.layers"] for setting in many} == {1, 2, 3}
+    assert {setting["schedule.type"] for setting in many} == {"cosine", "linear"}
+    rates = [setting["optimizer.learning_rate"] for setting in many]
+    assert all(1e-4 <= rate <= 1e-1 for rate in rates) and 10 < sum(rate < 3e-3 for rate in rates) < 30
+
+
+def test_the_sweep_is_no_part_of_a_run(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    (tmp_path / "plain.toml").write_text(BARE)
+    plain = load(tmp_path / "plain.toml", [f'run.directory="{tmp_path}/runs"']).recipe
+    assert found.recipe == plain.fingerprint()
+    finish(found)
+    assert "[sweep" not in (found.trials[0].directory / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sweep", "problem"),
+    [
+        ('"optimizer.learning_rat" = { values = [1e-3] }', "no such key\nhint: did you mean learning_rate"),
+        ('"model.layers" = { values = [1, "two"] }', 'trial 2 .* model.layers = "two": expected a whole number'),
+        ('"model.layers" = { low = 2, high = 2 }', "low = 2 must be less than high = 2"),
+        ('"optimizer.learning_rate" = { low = 0.0, high = 1.0, log = true, points = 3 }', "log = true needs"),
+        ('"optimizer.learning_rate" = { low = 1e-3, high = 1.0 }', "give points"),
+        ('"run.name" = { values = ["a"] }', "cannot be swept"),
+        ('"run.seed" = { low = 1, hi = 2 }', "did you mean high"),
+        ('"run.seed" = 3', "expected a table of values"),
+        ("", "there is nothing to sweep: add"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_with_its_line_before_the_first_trial(
+    tmp_path: Path, sweep: str, problem: str
+) -> None:
+    table = BARE.count("\n") + 1
+    with pytest.raises(TrainkitError, match=rf"(?s)tiny.toml:(?:{table}|{table + 1}): .*{problem}"):
+        study(tmp_path, "[sweep.parameters]\n" + sweep)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_metric_that_is_never_computed_and_a_recipe_without_a_sweep_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainkitError, match=r'sweep.metric = "validation/x/loss" is never computed'):
+        study(tmp_path, f'[sweep]\nmetric = "validation/x/loss"\n{GRID}')
+    with pytest.raises(TrainkitError, match=r"the recipe has no \[sweep\]"):
+        study(tmp_path, "")
+
+
+def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
+    found = divide_devices(2, "auto")
+    assert found == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    assert divide_devices(3, "cpu") == [{}, {}, {}] and divide_devices(1, "gpu") == [{}]
+    with pytest.raises(TrainkitError, match="there are 5 GPUs"):
+        divide_devices(6, "auto")
+
+
+def test_a_real_sweep_killed_in_its_second_trial_continues_that_trial_from_its_checkpoint(tmp_path: Path) -> None:
+    text = BARE.replace("steps = 24", "steps = 12")
+    text += '[sweep.parameters]\n"optimizer.learning_rate" = { values = [1e-3, 1e-2] }\n'
+    place = workplace(tmp_path, text, documents=10)
+    with Trainer(place, "sweep", "tiny.toml", run="tiny-sweep/tiny-0002") as sweep:
+        assert sweep.until(lambda event: event["type"] == "checkpoint_saved" and event["step"] == 6)
+        sweep.kill()
+        os.kill(int((sweep.run / "lock").read_text()), signal.SIGKILL)
+    done = trainkit(place, "sweep", "tiny.toml")
+    assert done.returncode == 0, done.stderr
+    assert "trial 2 of 2: optimizer.learning_rate = 0.01; continued" in done.stderr and "trial 1" not in done.stderr
+    board = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
+    assert board == [["tiny-0002", "finished"], ["tiny-0001", "finished"]]
+    whole = trainkit(place, "run", "tiny.toml", "--plain", "--set", "optimizer.learning_rate=0.01")
+    assert whole.returncode == 0, whole.stderr
+    assert losses(sweep.run) == losses(place / "runs" / "tiny") and ending(sweep.run)[0] == "finished"
+    assert [e["resumed_from"] for e in read(sweep.run) if e["type"] == "run_started"][-1] in (6, 12)
+    assert trainkit(place, "sweep", "tiny.toml", "--show").stdout == done.stdout

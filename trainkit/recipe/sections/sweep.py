@@ -1,0 +1,99 @@
+"""[sweep]: which values of other keys `trainkit sweep` tries. It is no part of a run's recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from trainkit.recipe.spec import Count, Spec
+
+SweptValue: TypeAlias = bool | int | float | str | tuple[bool | int | float | str, ...]
+
+#: Keys that a sweep gives each trial itself, and tables that are no part of a trial.
+_OWN = ("run.name", "run.directory", "sweep", "mode", "extends", "schema")
+
+
+class SweptKey(Spec):
+    """The values of one key: a list of them, or a range."""
+
+    values: Annotated[tuple[SweptValue, ...], Field(min_length=1)] | None = None
+    """The values to try. Without them, give `low` and `high`."""
+    low: int | float | None = None
+    """Lowest value of a range. If it and `high` are whole numbers, so are all values."""
+    high: int | float | None = None
+    """Highest value of a range."""
+    log: bool = False
+    """Whether a range is divided by factors rather than by differences, as learning rates are."""
+    points: Annotated[int, Field(ge=2)] | None = None
+    """How many values of the range a grid tries, from `low` to `high`. If absent, it tries every whole number."""
+
+    @model_validator(mode="after")
+    def _is_a_list_or_a_range(self) -> SweptKey:
+        if self.values is not None:
+            if self.model_fields_set - {"values"}:
+                raise ValueError("values is a list and low, high, log and points are a range: give one of the two")
+            if len(set(map(repr, self.values))) < len(self.values):
+                raise ValueError("values has the same value twice")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give values = [...], or low and high")
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low} must be less than high = {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log = true needs a range above 0, found low = {self.low}")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether this is a range of whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+class Sweep(Spec):
+    """What `trainkit sweep` tries: values of any keys, in runs of this recipe that are otherwise the same."""
+
+    parameters: dict[str, SweptKey]
+    """For each key of the recipe, in quotes, its values: `"optimizer.learning_rate" = { low = 1e-4, high = 1e-2, log =
+    true }` or `"run.seed" = { values = [0, 1, 2] }`."""
+    method: Literal["grid", "random"] = "grid"
+    """`grid` tries every combination; `random` draws each value from its list or range (Bergstra & Bengio 2012)."""
+    trials: Count | None = None
+    """How many runs `random` makes. It may be raised later to continue the sweep."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of `random`; `run.seed` of the trials does not depend on it."""
+    metric: str | None = None
+    """What the trials are ranked by, at the end of each: `validation/SET/NAME` or `train/loss`. If absent, that of
+    `checkpoint.best`, or the loss of the first validation set, or without one the training loss."""
+    mode: Literal["min", "max"] | None = None
+    """Whether the lowest or the highest value is the best. If absent, that of `checkpoint.best`, or the lowest."""
+    at_once: Count = 1
+    """How many trials run at the same time. They divide the GPUs of this machine; CPUs they share."""
+
+    @field_validator("parameters")
+    @classmethod
+    def _names_keys(cls, parameters: dict[str, SweptKey]) -> dict[str, SweptKey]:
+        if not parameters:
+            raise ValueError('there is nothing to sweep: add [sweep.parameters."optimizer.learning_rate"]')
+        for key in parameters:
+            if any(key == own or key.startswith(f"{own}.") for own in _OWN):
+                raise ValueError(f'sweep.parameters: "{key}" cannot be swept: each trial has its own')
+        return parameters
+
+    @model_validator(mode="after")
+    def _the_method_fits(self) -> Sweep:
+        if self.method == "random" and self.trials is None:
+            raise ValueError('method = "random" needs trials, the number of runs')
+        if self.method == "grid":
+            if self.trials is not None:
+                raise ValueError('trials goes with method = "random": a grid tries every combination')
+            for key, swept in self.parameters.items():
+                if swept.values is None and swept.points is None and not (swept.is_whole and not swept.log):
+                    raise ValueError(
+                        f'sweep.parameters: a grid needs to know how many values of "{key}" to try: give points'
+                    )
+        else:
+            for key, swept in self.parameters.items():
+                if swept.points is not None:
+                    raise ValueError(f'sweep.parameters: points of "{key}" goes with method = "grid"')
+        return self
