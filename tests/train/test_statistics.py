@@ -19,11 +19,12 @@ from trainkit.models import leaf_names
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
+from trainkit.train.spectrum import hessian
 from trainkit.train.state import State, without_frozen
-from trainkit.train.statistics import LAYERS, MicroBatch, SeenStep, first_history, noise_scale
+from trainkit.train.statistics import LAYERS, MicroBatch, SeenStep, first_history, measure, noise_scale
 
 SPEC = Statistics(every=1, compute=("norms", "cosines", "last-parameters", "noise-scale"))
-STEPS, PARTS = 4, 2
+STEPS, PARTS, KEY = 4, 2, jax.random.key(3)
 Arrays = dict[str, np.ndarray]
 
 
@@ -181,13 +182,62 @@ def test_the_noise_scale_is_right_on_average_for_parts_of_any_weight() -> None:
     def found(draw: jax.Array) -> tuple[jax.Array, jax.Array]:
         sums = weights[:, None] + 2.0 * np.sqrt(weights)[:, None] * draw
         parts = MicroBatch(jnp.square(sums).sum(1), jnp.asarray(weights))
-        seen = SeenStep({}, {"g": sums.sum(0) / weights.sum()}, {}, jnp.float32(0), lambda params: params, parts, None)
+        seen = SeenStep(
+            {}, {"g": sums.sum(0) / weights.sum()}, {}, jnp.float32(0), lambda params: params, KEY, parts, None
+        )
         values, _ = noise_scale(seen)
         return values["gradients/noise"], values["gradients/signal"]
 
     noise, signal = jax.jit(jax.vmap(found))(chance.normal(size=(20_000, 3, 3)))
     np.testing.assert_allclose(np.mean(noise), 3 * 4.0 / 8, rtol=0.02)
     np.testing.assert_allclose(np.mean(signal), 3.0, rtol=0.02)
+
+
+def test_norms_of_matrices_are_those_of_numpy() -> None:
+    params = small.state().params
+    updates = jax.tree.map(lambda p: 0.01 * p, params)
+    seen = SeenStep(params, params, updates, jnp.float32(0), lambda params: params, KEY, None, None)
+    found = jax.jit(lambda: measure(Statistics(every=1, compute=("matrices",)), seen))()
+    largest = 0.0
+    for name, matrix in named(params).items():
+        stacked = name.startswith("blocks.")
+        if matrix.ndim != 2 + stacked:
+            assert f"parameters/operator_norm/{name}" not in found[LAYERS]
+            continue
+        values = np.linalg.svd(matrix, compute_uv=False)
+        expected = values.max(-1).reshape(-1)
+        largest = max(largest, expected.max())
+        operator = found[LAYERS][f"parameters/operator_norm/{name}"]
+        np.testing.assert_allclose(operator, expected, rtol=0.01)
+        assert (operator <= expected * (1 + 1e-5)).all(), "power iteration finds them from below"
+        np.testing.assert_allclose(found[LAYERS][f"updates/operator_norm/{name}"], 0.01 * operator, rtol=1e-4)
+        size = np.sqrt(np.square(values).sum(-1)).reshape(-1)
+        np.testing.assert_allclose(found[LAYERS][f"parameters/frobenius_norm/{name}"], size, rtol=1e-4)
+        for part, axis in (("row_norm", 1), ("column_norm", 0)):
+            norms = None if stacked else np.linalg.norm(matrix, axis=axis)
+            for kind in ("min", "mean", "max"):
+                path = f"parameters/{part}/{kind}/{name}"
+                assert (path in found[LAYERS]) == (norms is not None)
+                if norms is not None:
+                    np.testing.assert_allclose(found[LAYERS][path][0], getattr(norms, kind)(), rtol=1e-4)
+    np.testing.assert_allclose(found["parameters/operator_norm"], largest, rtol=0.01)
+
+
+def test_curvature_is_that_of_a_known_hessian() -> None:
+    chance = np.random.default_rng(0)
+    basis, _ = np.linalg.qr(chance.normal(size=(12, 12)))
+    matrix = basis @ np.diag([-5.0, 3.0, *chance.uniform(-1, 1, size=10)]) @ basis.T
+    curved = {"a": chance.normal(size=(3, 4)), "b": np.ones(6)}
+
+    def gradient(params: Any) -> Any:
+        return {"a": (jnp.asarray(matrix) @ params["a"].ravel()).reshape(3, 4), "b": 2.0 * params["b"]}
+
+    as_float32 = jax.tree.map(jnp.float32, curved)
+    top, _ = jax.jit(lambda: hessian(gradient, as_float32, KEY))()
+    np.testing.assert_allclose(top, -5.0, rtol=0.01)
+    # random signs give the trace of a diagonal exactly
+    _, trace = jax.jit(lambda: hessian(lambda p: {"a": p["a"] * curved["a"], "b": -p["b"]}, as_float32, KEY))()
+    np.testing.assert_allclose(trace, curved["a"].sum() - 6, rtol=1e-3)
 
 
 def test_steps_between_those_that_measure_remember_the_same(tmp_path: Path) -> None:

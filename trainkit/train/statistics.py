@@ -12,18 +12,16 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from trainkit.models import leaf_names
-from trainkit.recipe.optimizers.spec import is_stacked
 from trainkit.recipe.sections.outputs import Statistics
+from trainkit.train import spectrum
+from trainkit.train.leafwise import Leaves, cosine, difference, inner, ratio, reduced, roots, total
 
 #: The metric of a step with statistics that holds those of single parameters: arrays by path.
 LAYERS = "layers"
 #: Values by path, such as `gradients/l2`.
 Values = dict[str, Array]
-#: Values of each parameter by its name.
-Leaves = dict[str, Float[Array, " L"]]
 
 
 class History(eqx.Module):
@@ -58,6 +56,8 @@ class SeenStep(NamedTuple):
     loss: Array
     grad_fn: Callable[[PyTree], tuple[Array, PyTree]]
     """Returns the loss and the gradient of the step's batch at other parameters."""
+    key: PRNGKeyArray
+    """Of the statistics of this step."""
     micro_batches: MicroBatch | None
     history: History | None
 
@@ -69,7 +69,7 @@ class SeenStep(NamedTuple):
 
     def last_change(self) -> PyTree:
         """Return how the last step changed the parameters, in float32."""
-        return jax.tree.map(_difference, self.params, self.last_params())
+        return jax.tree.map(difference, self.params, self.last_params())
 
 
 def first_history(spec: Statistics, params: PyTree) -> History | None:
@@ -157,7 +157,7 @@ def cosines(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
 def at_last_parameters(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
     """Return how loss and gradient of this step's batch differ from those at the parameters before the last step."""
     loss, gradients = seen.grad_fn(seen.last_params())
-    difference = jax.tree.map(_difference, seen.gradients, gradients)
+    apart = jax.tree.map(difference, seen.gradients, gradients)
     whole, by_leaf = cosine(seen.gradients, gradients)
     change = seen.last_change()
     values = {
@@ -167,7 +167,7 @@ def at_last_parameters(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
         "last_parameters/gradients/inner/last_change": total(inner(gradients, change)),
         # how much the gradient changes with the parameters: a lower bound of its Lipschitz constant
         "last_parameters/smoothness": ratio(
-            jnp.sqrt(total(inner(difference, difference))), jnp.sqrt(total(inner(change, change)))
+            jnp.sqrt(total(inner(apart, apart))), jnp.sqrt(total(inner(change, change)))
         ),
     }
     return values, {"last_parameters/gradients/cosine": by_leaf}
@@ -193,51 +193,32 @@ def noise_scale(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
     return values, {}
 
 
+def matrices(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
+    """Return operator and Frobenius norms of matrices, and norms of rows and columns of those outside the layers."""
+    by_leaf = spectrum.vector_norms(seen.params)
+    for path, tree in (("parameters", seen.params), ("updates", seen.updates)):
+        by_leaf[f"{path}/operator_norm"] = spectrum.operator_norms(tree, seen.key)
+        by_leaf[f"{path}/frobenius_norm"] = roots(inner(*[spectrum.only_matrices(tree)] * 2))
+    values = {
+        path: jnp.stack([x.max() for x in leaves.values()]).max()
+        for path, leaves in by_leaf.items()
+        if path.endswith("operator_norm")
+    }
+    return values, by_leaf
+
+
+def hessian(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
+    """Return the Hessian's eigenvalue of the largest magnitude, and an estimate of its trace, on the step's batch."""
+    top, trace = spectrum.hessian(lambda params: seen.grad_fn(params)[1], seen.params, seen.key)
+    return {"hessian/top_eigenvalue": top, "hessian/trace": trace}, {}
+
+
 #: The function of each group.
 GROUPS: dict[str, Callable[[SeenStep], tuple[Values, dict[str, Leaves]]]] = {
     "norms": norms,
     "cosines": cosines,
     "last-parameters": at_last_parameters,
     "noise-scale": noise_scale,
+    "matrices": matrices,
+    "hessian": hessian,
 }
-
-
-def reduced(tree: PyTree, reduce: Callable[..., Array]) -> Leaves:
-    """Return each leaf reduced to (L,), or (1,) outside the layers, by name."""
-    names = jax.tree.leaves(leaf_names(tree))
-    return {
-        name: reduce(leaf, axis=tuple(range(is_stacked(name), leaf.ndim))).reshape(-1)
-        for name, leaf in zip(names, jax.tree.leaves(tree), strict=True)
-    }
-
-
-def inner(left: PyTree, right: PyTree) -> Leaves:
-    """Return the inner product of each leaf, in float32."""
-    return reduced(jax.tree.map(lambda a, b: a.astype(jnp.float32) * b.astype(jnp.float32), left, right), jnp.sum)
-
-
-def total(leaves: Leaves) -> Float[Array, ""]:
-    """Return the sum over all leaves and layers."""
-    return jnp.stack([leaf.sum() for leaf in leaves.values()]).sum()
-
-
-def roots(squares: Leaves) -> Leaves:
-    """Return the root of each value."""
-    return {name: jnp.sqrt(square) for name, square in squares.items()}
-
-
-def ratio(value: Array, by: Array) -> Array:
-    """Return the quotient, or 0 where the divisor is 0."""
-    return jnp.where(by != 0, value / jnp.where(by != 0, by, 1), 0)
-
-
-def cosine(left: PyTree, right: PyTree) -> tuple[Float[Array, ""], Leaves]:
-    """Return the cosine of the angle between two trees, and those between their leaves."""
-    products, lefts, rights = inner(left, right), inner(left, left), inner(right, right)
-    whole = ratio(total(products), jnp.sqrt(total(lefts)) * jnp.sqrt(total(rights)))
-    by_leaf = {name: ratio(p, jnp.sqrt(lefts[name]) * jnp.sqrt(rights[name])) for name, p in products.items()}
-    return whole, by_leaf
-
-
-def _difference(left: Array, right: Array) -> Array:
-    return left.astype(jnp.float32) - right.astype(jnp.float32)

@@ -35,7 +35,7 @@ Step = Callable[[State, Batch], tuple[State, Metrics]]
 
 #: Purposes of random numbers in a step and in an evaluation. The first state has 0 (`state.py`), samples have 1
 #: (`infer/sampler.py`).
-MOMENTS, PARAMETERS, LOSS, EVALUATION, DROPOUT = 2, 3, 4, 5, 6
+MOMENTS, PARAMETERS, LOSS, EVALUATION, DROPOUT, STATISTICS = 2, 3, 4, 5, 6, 7
 #: The name in a batch of the numbers of its rows within the step, which a step has where its model has dropout.
 ROWS = "rows"
 #: The metric with the sum of the weights. The loss is a mean only if it is above 0.
@@ -142,7 +142,8 @@ def make_step(
             after = replace(after, averages=averages, average_count=count)
         if statistics is not None or state.history is not None:
             means = jax.tree.map(lambda g: g / divisor, sums)
-            seen = SeenStep(state.params, means, updates, total / divisor, grad_fn, micro_batches, state.history)
+            loss, key = total / divisor, _key_of(state, STATISTICS)
+            seen = SeenStep(state.params, means, updates, loss, grad_fn, key, micro_batches, state.history)
             metrics |= measure(statistics, seen) if statistics else {}
             after = replace(after, history=next_history(seen))
         return _unless_skipped(state, after, metrics)

@@ -102,7 +102,7 @@ class Export(Spec):
 
 
 #: Groups of statistics.
-StatisticName = Literal["histograms", "norms", "cosines", "last-parameters", "noise-scale"]
+StatisticName = Literal["histograms", "norms", "cosines", "last-parameters", "noise-scale", "matrices", "hessian"]
 
 
 class Statistics(Spec):
@@ -121,6 +121,9 @@ class Statistics(Spec):
     - `last-parameters`: the loss and the gradient of the batch at the parameters before the last step; costs another
       forward and backward pass, and a copy of the trained parameters, updated in every step.
     - `noise-scale`: the gradient noise scale (McCandlish et al. 2018), from at least two micro-batches.
+    - `matrices`: operator and Frobenius norms of matrices and of their updates, norms of rows and columns of embeddings
+      and head; reads each matrix 60 times.
+    - `hessian`: the top eigenvalue of the Hessian and its trace; costs 28 forward and backward passes.
     """
     per_layer: bool = True
     """Whether norms, cosines and the like are also logged for each parameter and layer, beside those of all together.
