@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -9,6 +11,7 @@ from jaxtyping import Array, PyTree
 from optax import contrib
 
 from trainkit.optim.moments import stored
+from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Coefficients, Muon
 
 #: Root mean square of AdamW's updates, which `scale = "rms"` reproduces (Liu et al. 2025, section 2.2).
@@ -54,27 +57,34 @@ def build(spec: Muon) -> optax.GradientTransformation:
         if spec.nesterov:
             first, second = (1 - beta ** (count + 1), 1 - beta**count) if spec.debias else (1, 1)
             directions = jax.tree.map(lambda m, g: beta * m / first + (1 - beta) * g / second, mu, grads)
-        directions = jax.tree.map(
-            lambda d: _scale(spec, d.shape) * orthogonal(d, spec.coefficients, spec.iterations), directions
-        )
-        return directions, contrib.MuonState(count, mu, state.ns_coeffs)
+        structure: Any
+        leaves, structure = jax.tree.flatten(directions)
+        # wide ones, so that a matrix and one of the transposed shape are divided over the devices together
+        wide = [(leaf.mT if is_tall(leaf) else leaf,) for leaf in leaves]
+        made = on_own_matrices(lambda x: orthogonal(x, spec.coefficients, spec.iterations), wide)
+        scaled = [
+            _scale(spec, leaf.shape) * (x.mT if is_tall(leaf) else x) for leaf, x in zip(leaves, made, strict=True)
+        ]
+        return structure.unflatten(scaled), contrib.MuonState(count, mu, state.ns_coeffs)
 
     return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True})
 
 
 def orthogonal(matrices: Array, coefficients: Coefficients, iterations: int) -> Array:
-    """Return matrices (…, m, n) with their singular vectors, and singular values near 1."""
+    """Return matrices (…, m, n) with their singular vectors, and singular values near 1. It is less work if m <= n."""
     polynomials, margin = [NEWTON_SCHULZ] * iterations, 1.0
     if coefficients == "polar-express":
         safe = [(a / MARGIN, b / MARGIN**3, c / MARGIN**5) for a, b, c in POLAR_EXPRESS[:-1]]
         polynomials, margin = (safe + [POLAR_EXPRESS[-1]] * iterations)[:iterations], MARGIN
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x /= margin * jnp.sqrt(jnp.square(x).sum((-2, -1), keepdims=True)) + TINY
+    x = matrices / (margin * jnp.sqrt(jnp.square(matrices).sum((-2, -1), keepdims=True)) + TINY)
     for a, b, c in polynomials:
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+    return x
+
+
+def is_tall(matrices: Array) -> bool:
+    return matrices.shape[-2] > matrices.shape[-1]
 
 
 def _scale(spec: Muon, shape: tuple[int, ...]) -> float:

@@ -8,11 +8,13 @@ optimiser state are sharded (ZeRO-3, Rajbhandari et al. 2020). Over `data` the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, PyTree
@@ -106,6 +108,49 @@ def on_own_rows(function: Callable[..., Array], *arguments: Any, whole: tuple[in
     split = PartitionSpec(mesh.axis_names)
     specs = tuple(PartitionSpec() if i in whole else split for i in range(len(arguments)))
     return jax.shard_map(function, in_specs=specs, out_specs=split, check_vma=False)(*arguments)
+
+
+def on_own_matrices(function: Callable[..., Any], arguments: Sequence[tuple[PyTree, ...]], *whole: Any) -> list[Any]:
+    """Return `function(*each, *whole)` of each of `arguments`, where each device computes its share of all matrices.
+
+    The arrays of one argument, (…, m, n), and of its result, (…, any), have the same leading axes, which hold separate
+    matrices. Those of like shapes are divided together, filled up with zero matrices to a multiple of the devices. The
+    mesh is that of `jax.set_mesh`; without one, or on one device, the function is called as it is.
+
+    Args:
+        whole: further arguments, which each device receives in full.
+    """
+    mesh = get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return [function(*each, *whole) for each in arguments]
+    split = PartitionSpec(mesh.axis_names)
+    specs = (split,) * len(arguments[0]) + (PartitionSpec(),) * len(whole)
+    on_each = jax.shard_map(function, in_specs=specs, out_specs=split, check_vma=False)
+    if min(mesh.shape.values()) > 1:
+        # XLA cannot go from a division over two axes of a matrix to one over matrices, and warns that it gathers them
+        arguments = jax.lax.with_sharding_constraint(arguments, PartitionSpec())
+    results: list[Any] = [None] * len(arguments)
+    for numbers in _alike(arguments):
+        leads = [jax.tree.leaves(arguments[number])[0].shape[:-2] for number in numbers]
+        ends = list(accumulate(math.prod(lead) for lead in leads))
+        padding = ((0, -ends[-1] % mesh.size), (0, 0), (0, 0))
+        flat = [jax.tree.map(lambda x: x.reshape(-1, *x.shape[-2:]), arguments[number]) for number in numbers]
+        joined = jax.tree.map(lambda *x, padding=padding: jnp.pad(jnp.concatenate(x), padding), *flat)
+        # gathered at once: slices of what is divided would move one by one
+        found = jax.lax.with_sharding_constraint(on_each(*joined, *whole), PartitionSpec())
+        for number, lead, end in zip(numbers, leads, ends, strict=True):
+            own = slice(end - math.prod(lead), end)
+            results[number] = jax.tree.map(lambda x, own=own, lead=lead: x[own].reshape(*lead, *x.shape[1:]), found)
+    return results
+
+
+def _alike(arguments: Sequence[PyTree]) -> list[list[int]]:
+    """Return the numbers of those whose matrices have the same shapes."""
+    groups: dict[Any, list[int]] = {}
+    for number, each in enumerate(arguments):
+        leaves, structure = jax.tree.flatten(each)
+        groups.setdefault((structure, *((leaf.shape[-2:], leaf.dtype) for leaf in leaves)), []).append(number)
+    return list(groups.values())
 
 
 def check_layout(params: PyTree[jax.ShapeDtypeStruct], *, fsdp: int) -> None:
