@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ def plan(
     mfu: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="The share of the devices' peak FLOP/s to expect.")
     ] = 0.4,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the learning rate over the steps.")] = False,
 ) -> str:
     """Show what a recipe needs: steps, FLOPs, time and memory.
 
@@ -83,6 +85,10 @@ def plan(
         table += ["", *_way_out(compiled)]
         if compiled.proposal:
             table += proposal.diff(loaded, compiled.proposal.changes)
+    if plot:
+        from trainkit.cli.schedule_plot import draw_schedules
+
+        table += draw_schedules(parsed, steps=planned.steps, width=shutil.get_terminal_size().columns)
     return "\n".join(table)
 
 
