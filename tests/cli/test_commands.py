@@ -34,11 +34,12 @@ OPTIONS = {
     "track": "--to --table",
     "verify": "",
     "doctor": "--json",
-    "eval": "--set --data --split --predictions --lm-eval --lm-eval-path --limit --fewshot --chat --json",
-    "generate": "--file --count --json --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop"
-    " --seed --beams --length-penalty",
-    "chat": "--system --raw --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed",
-    "export": "--format --dtype --push --private --json",
+    "eval": "--set --average --data --split --predictions --lm-eval --lm-eval-path --limit --fewshot --chat --json",
+    "generate": "--average --file --count --json --max-tokens --temperature --top-k --top-p --min-p"
+    " --repetition-penalty --stop --seed --beams --length-penalty",
+    "chat": "--average --system --raw --max-tokens --temperature --top-k --top-p --min-p"
+    " --repetition-penalty --stop --seed",
+    "export": "--average --format --dtype --push --private --json",
 }
 #: A value for each option that takes one.
 VALUES = {

@@ -183,16 +183,18 @@ def test_resuming_a_longer_run_continues_and_from_an_older_step_sets_the_newer_a
     tmp_path: Path, uninterrupted: Path
 ) -> None:
     run = copied(uninterrupted, tmp_path)
-    slower = ["--reset-optimizer", "--set", "optimizer.learning_rate=1e-3"]
-    back = trainkit(tmp_path, "resume", "runs/tiny/12", "--plain", *slower, devices=2)
+    other = ["--reset-optimizer", "--set", "optimizer.learning_rate=1e-3", "--set", "optimizer.type=schedule-free"]
+    back = trainkit(tmp_path, "resume", "runs/tiny/12", "--plain", *other, devices=2)
     assert back.returncode == 0, back.stderr
     assert "optimizer.learning_rate: 0.01 -> 0.001" in back.stderr
     assert "devices: 1 x cpu (data 1, fsdp 1) -> 2 x cpu (data 2, fsdp 1)" in back.stdout
-    # Adam without its past takes a whole step along the sign of the gradient
+    # Adam without its past takes a whole step along the sign of the gradient, and the next one is averaged
     updates = {e["step"]: e["metrics"]["updates/norm"] for e in read(run) if e["type"] == "step"}
     assert updates[13] > 1.2 * updates[14]
     now, before = losses(run), losses(uninterrupted)
     assert [now[i] for i in range(1, 13)] == [before[i] for i in range(1, 13)] and now[24] != before[24]
+    assert now[15] < now[6], "its iterates begin with the parameters"
+    assert any(name.startswith("averages.") for name in arrays(run, STEPS))
     aside = [path.relative_to(run / "checkpoints") for path in (run / "checkpoints").glob("set-aside-*/*")]
     assert sorted(path.name for path in aside) == ["18", "24"]
 

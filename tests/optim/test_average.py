@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+import trajectories
+from sample_recipe import changed, line_of, write
 
 from trainkit.checkpoint.leaves import named_leaves
+from trainkit.errors import TrainkitError
 from trainkit.optim import average
+from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.optimizers.parameter_free import ScheduleFree
+from trainkit.recipe.optimizers.spec import Group
 from trainkit.recipe.sections.average import AverageSpec, EmaAverage, MeanAverage
+from trainkit.recipe.toml.load import load
 
 STEPS = 12
 
@@ -42,10 +50,10 @@ def expected(spec: AverageSpec, params: list[np.ndarray]) -> np.ndarray:
 def test_an_average_equals_its_formula_in_float64_without_the_bias_of_a_start(spec: AverageSpec, dtype: type) -> None:
     values = np.random.default_rng(0).normal(size=(STEPS + 1, 5, 3))
     params = [{"a": jnp.asarray(value, dtype)} for value in values]
-    update = average.build(spec, steps=STEPS)
+    update = average.build(spec, AdamW(learning_rate=1e-2), {}, {}, steps=STEPS)
     averages, count = average.first_averages(params[0]), jnp.int32(0)
     for step in range(1, STEPS + 1):
-        averages, count = update(averages, count, params=params[step], step=jnp.int32(step))
+        averages, count = update(averages, count, params=params[step], moments=(), step=jnp.int32(step))
         if step <= max(spec.first_step(STEPS), 1):
             np.testing.assert_array_equal(averages["a"], params[step]["a"].astype(jnp.float32))
     assert averages["a"].dtype == jnp.float32 and count.dtype == jnp.int32
@@ -55,7 +63,7 @@ def test_an_average_equals_its_formula_in_float64_without_the_bias_of_a_start(sp
 
 def test_a_step_averages_the_parameters_that_it_leaves_and_a_skipped_one_averages_nothing() -> None:
     spec = EmaAverage(decay=0.8)
-    step = jax.jit(small.step(averaging=average.build(spec, steps=4)))
+    step = jax.jit(small.step(averaging=average.build(spec, AdamW(learning_rate=1e-2), {}, {}, steps=4)))
     before = small.state()
     assert not any(name.startswith("average") for name in named_leaves(before))
     state = replace(before, averages=average.first_averages(before.params), average_count=jnp.int32(0))
@@ -75,3 +83,45 @@ def test_a_step_averages_the_parameters_that_it_leaves_and_a_skipped_one_average
     assert skipped.step == 4 and skipped.average_count == state.average_count == 3
     for a, b in zip(jax.tree.leaves(skipped.averages), jax.tree.leaves(state.averages), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_where_schedule_free_has_some_parameters_they_alone_are_averaged() -> None:
+    rule = ScheduleFree(type="schedule-free", learning_rate=0.05, betas=(0.8, 0.9))
+    group = Group(match="output", optimizer=rule)
+    mixed = AdamW(learning_rate=0.05, groups=(group,))
+    names, params = trajectories.NAMES, trajectories.start()
+    found = {}
+    for label, spec in (("alone", rule), ("mixed", mixed)):
+        params, state = trajectories.trajectory(spec, steps=20)
+        update = average.build(None, spec, names, params, steps=20)
+        leaves = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+        found[label], count = update(None, jnp.int32(19), params=leaves, moments=state, step=jnp.int32(20))
+        assert count == 20
+    np.testing.assert_allclose(found["mixed"]["output"], found["alone"]["output"], atol=1e-6)
+    assert not np.array_equal(found["mixed"]["output"], params["output"])
+    for name in params.keys() - {"output"}:
+        np.testing.assert_array_equal(found["mixed"][name], params[name])
+
+
+def test_an_average_beside_one_that_the_optimizer_computes_is_refused_at_its_section(tmp_path: Path) -> None:
+    free = changed(("[optimizer]", '[optimizer]\ntype = "schedule-free"'))
+    assert load(write(tmp_path, free)).recipe.evaluates_average
+    with pytest.raises(TrainkitError, match=r'average.type = "mean" has no use beside optimizer.type') as found:
+        load(write(tmp_path, free + '[average]\ntype = "mean"\n'))
+    assert found.value.where.endswith(f":{line_of(free, 'aim = false') + 2}")
+
+
+def test_a_start_that_is_a_fraction_of_a_run_of_unknown_length_is_refused(tmp_path: Path) -> None:
+    wsd = ('type = "cosine"', 'type = "wsd"'), ("warmup = 0.02", "warmup = 2")
+    hours = changed(("steps = 20", 'steps = 999\nduration = "1h"'), *wsd)
+    load(write(tmp_path, hours + "[average]\nstart = 20\n"))
+    with pytest.raises(TrainkitError, match=r"average\.start = 0\.5 is a fraction of a run whose length is a time"):
+        load(write(tmp_path, hours + "[average]\nstart = 0.5\n"))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, 1.5])
+def test_a_decay_that_keeps_nothing_or_all_is_refused_at_its_line(tmp_path: Path, decay: float) -> None:
+    text = changed() + f"[average]\ndecay = {decay}\n"
+    with pytest.raises(TrainkitError, match=r"average\.decay") as found:
+        load(write(tmp_path, text))
+    assert found.value.where.endswith(f":{line_of(text, 'decay')}")

@@ -17,7 +17,7 @@ from reference import Reference
 from trajectories import SHAPES, trajectory
 
 from trainkit import optim
-from trainkit.optim.schedule_free import averaged
+from trainkit.optim.schedule_free import averages
 from trainkit.recipe.optimizers.adam import Adam, Adamax, AdamW, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
@@ -224,7 +224,7 @@ def test_schedule_free_learning_ends_where_the_authors_update_ends(base: str) ->
     found, state = trajectory(spec, rate=lambda step: jnp.minimum(1, (step + 1) / 10))
     trajectories.assert_equal(found, y, within=2e-6)
     at = {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
-    ended = averaged(spec, state[-1].iterate, at)
+    ended = averages([spec] * len(at), state, at)
     trajectories.assert_equal(ended, {name: (y[name] - (1 - beta) * z[name]) / beta for name in y}, within=4e-6)
 
 

@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.average import AverageSpec
+from trainkit.recipe.spec import import_named
 
 Averaging: TypeAlias = Callable[..., tuple[PyTree, Array]]
-"""`(averages, count, *, params, step)` → the averages after `step` updates, and how many parameters they contain."""
+"""`(averages, count, *, params, moments, step)` → the averages after `step` updates, and how many parameters they
+contain; `moments` is the optimizer state."""
 
 
 def first_averages(params: PyTree) -> PyTree:
@@ -20,14 +23,39 @@ def first_averages(params: PyTree) -> PyTree:
     return jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
 
 
-def build(spec: AverageSpec, *, steps: int) -> Averaging:
-    """Return the update of the averages in a run of `steps`, which is computed in float32.
+def build(
+    spec: AverageSpec | None, optimizer: OptimizerSpec, names: PyTree[str], shapes: PyTree[Any], *, steps: int
+) -> Averaging | None:
+    """Return the update of the averages in a run of `steps`; None if nothing is averaged.
+
+    Args:
+        optimizer: its rule may compute the average itself.
+        names, shapes: as for `trainkit.optim.build`.
+    """
+    if optimizer.averages_itself is not None:
+        rules = jax.tree.map(lambda name, leaf: optimizer.owner(name, leaf.shape), names, shapes)
+        return _own_average(optimizer.averages_itself, jax.tree.leaves(rules))
+    return None if spec is None else _running_average(spec, steps=steps)
+
+
+def _own_average(function: str, rules: list[OptimizerSpec]) -> Averaging:
+    """Return the update of the average that the rule computes: `function` as for `OptimizerSpec.own_average`."""
+    averages_of = import_named(function)
+
+    def update(_: PyTree, count: Array, *, params: PyTree, moments: PyTree, step: Array) -> tuple[PyTree, Array]:
+        return averages_of(rules, moments, params), count + 1
+
+    return update
+
+
+def _running_average(spec: AverageSpec, *, steps: int) -> Averaging:
+    """Return the update of an average, in float32.
 
     As in `torch.optim.swa_utils.AveragedModel`, the first parameters become the average, so that it has no bias.
     """
     start = spec.first_step(steps)
 
-    def update(averages: PyTree, count: Array, *, params: PyTree, step: Array) -> tuple[PyTree, Array]:
+    def update(averages: PyTree, count: Array, *, params: PyTree, moments: PyTree, step: Array) -> tuple[PyTree, Array]:
         enters = (step >= start) & ((step - start) % spec.every == 0)
         share = jnp.where(count == 0, 1.0, jnp.where(enters, spec.share(count), 0.0))
 

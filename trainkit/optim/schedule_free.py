@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from trainkit.recipe.optimizers.parameter_free import ScheduleFree
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 
 
 def build(spec: ScheduleFree) -> optax.GradientTransformation:
@@ -60,7 +62,30 @@ def average(spec: ScheduleFree) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def averaged(spec: ScheduleFree, iterate: PyTree, params: PyTree) -> PyTree:
-    """Return x, the average of the iterates, which is the model: y = (1 - b) z + b x."""
-    b = spec.betas[0]
-    return jax.tree.map(lambda z, y: (y.astype(jnp.float32) - (1 - b) * z) / b, iterate, params)
+def averages(rules: Sequence[OptimizerSpec], state: PyTree, params: PyTree) -> PyTree:
+    """Return x, the average of the iterates, in float32; of parameters that have another rule, themselves.
+
+    The parameters are y = (1 - b) z + b x, and z is in `state`, which may contain states of other rules too.
+
+    Args:
+        rules: of the leaves of `params`.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    found = [leaf.astype(jnp.float32) for leaf in leaves]
+    for part in jax.tree.leaves(state, is_leaf=_is_average):
+        if not _is_average(part):
+            continue
+        for i, z in enumerate(jax.tree.leaves(part.iterate, is_leaf=_is_masked)):
+            if not _is_masked(z):
+                rule = rules[i]
+                assert isinstance(rule, ScheduleFree)
+                found[i] = (found[i] - (1 - rule.betas[0]) * z) / rule.betas[0]
+    return jax.tree.unflatten(structure, found)
+
+
+def _is_average(node: Any) -> bool:
+    return isinstance(node, AverageState)
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)

@@ -210,7 +210,7 @@ def state_bytes(
     gradients = math.ceil(trainable * BYTES["float32"] / fsdp)
     sharing = fsdp * data if recipe.parallel.zero1 else fsdp
     optimizer = math.ceil(optimizer_bytes / sharing)
-    averages = math.ceil(trainable * BYTES["float32"] / fsdp) if recipe.average else 0
+    averages = math.ceil(trainable * BYTES["float32"] / fsdp) if recipe.keeps_average else 0
     statistics = math.ceil(recipe.statistics.state_bytes(trainable, params=params) / fsdp)
     snapshot = copy + optimizer + averages + statistics
     state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": snapshot}

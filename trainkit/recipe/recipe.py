@@ -215,6 +215,21 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
+    def _the_average_fits(self) -> Recipe:
+        if self.average is None:
+            return self
+        if self.train.is_timed and isinstance(self.average.start, float):
+            raise ValueError(
+                f"average.start = {self.average.start} is a fraction of a run whose length is a time: give a step"
+            )
+        if self.optimizer.averages_itself is not None:
+            raise ValueError(
+                f'average.type = "{self.average.type}" has no use beside optimizer.type = "{self.optimizer.type}",'
+                " which computes an average itself: remove the section [average]"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_export_is_of_what_there_is(self) -> Recipe:
         if self.export is None:
             return self
@@ -284,7 +299,14 @@ class Recipe(Spec):
     @property
     def evaluates_average(self) -> bool:
         """Return whether evaluations, samples and exports use the averages of the parameters."""
-        return self.average is not None and self.average.evaluate
+        if self.average is None:
+            return self.optimizer.averages_itself is not None
+        return self.average.evaluate
+
+    @property
+    def keeps_average(self) -> bool:
+        """Return whether the state has averages of the parameters."""
+        return self.average is not None or self.optimizer.averages_itself is not None
 
     @property
     def export_format(self) -> Literal["hf", "peft"]:

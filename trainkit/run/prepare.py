@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -228,14 +227,12 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
     """Return the state in a checkpoint; parts that it lacks, or that start again, are new."""
     shardings, template = built.shardings, without_frozen(state_shapes(built))
 
-    @functools.cache
-    def new_part(part: str) -> Any:
-        if not jax.tree.leaves(getattr(shardings, part)):
-            return getattr(shardings, part)
-        # the optimizer state does not depend on the weights
-        weights = load_base(recipe, built.base, on=built.mesh) if part == "frozen" else None
-        return new_state(built, key, weights, part=part)
+    def new_part(part: str, weights: Any = None) -> Any:
+        shape = getattr(shardings, part)
+        return new_state(built, key, weights, part=part) if jax.tree.leaves(shape) else shape
 
+    has_frozen = bool(jax.tree.leaves(shardings.frozen))
+    frozen = new_part("frozen", load_base(recipe, built.base, on=built.mesh) if has_frozen else None)
     names = manifests.read(path).leaves
     saved = {name.partition(".")[0] for name in names}
     has_live, is_scaled, is_averaged = (part in saved for part in ("live", "loss_scale", "averages"))
@@ -243,10 +240,11 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
     remembers = remembered == named_leaves(template.history, under="history").keys()
     same = is_scaled == (template.loss_scale is not None) and is_averaged == (template.averages is not None)
     if has_live and same and remembers and not reset_optimizer:
-        return replace(restore.restore(path, template), frozen=new_part("frozen"))
-    new: dict[str, Any] = {"frozen": new_part("frozen")}
+        return replace(restore.restore(path, template), frozen=frozen)
+    new: dict[str, Any] = {"frozen": frozen}
     if reset_optimizer:
-        new["optimizer"] = new_part("optimizer")
+        new["optimizer"] = None
+        is_averaged &= recipe.optimizer.averages_itself is None
     if not has_live:  # written by an early version, in which nothing could change during a run
         new["live"] = jax.device_put(initial_live(), shardings.live)
     if template.loss_scale is None or not is_scaled:  # only float16 has one
@@ -257,11 +255,18 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
         new["history"] = new_part("history")
     kept = [field.name for field in fields(State) if field.name not in new]
     state = State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
-    return state if is_averaged or template.averages is None else _with_first_averages(state, shardings)
+    return _with_first_parts(state, built)
 
 
-def _with_first_averages(state: State, shardings: State) -> State:
-    """Return a state with averages that begin with its parameters: the run had none."""
+def _with_first_parts(state: State, built: BuiltStep) -> State:
+    """Return a state with the parts that begin with its parameters and that it lacks: optimizer state and averages."""
+    shardings = built.shardings
+    if state.optimizer is None:
+        state = replace(
+            state, optimizer=jax.jit(built.optimizer_state, out_shardings=shardings.optimizer)(state.params)
+        )
+    if shardings.averages is None or state.averages is not None:
+        return state
     averages = jax.jit(first_averages, out_shardings=shardings.averages)(state.params)
     return replace(state, averages=averages, average_count=jax.device_put(jnp.int32(0), shardings.average_count))
 

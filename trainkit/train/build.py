@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -48,6 +49,8 @@ class BuiltStep(NamedTuple):
     where they are not given. `base` describes those of the model; they are packed if an adapter keeps them in 4 bit."""
     base: PyTree[jax.ShapeDtypeStruct]
     """The model without its adapter: the shape, dtype and sharding of every array."""
+    optimizer_state: Callable[[PyTree], optax.OptState]
+    """Returns the optimizer state before the first step from the trained parameters."""
     shardings: PyTree[Any]
     attention: devices.AttentionChoice
     measuring_step: Step | None = None
@@ -95,14 +98,16 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
             model=whole_model,
             optimizer=optimizer,
             compute=compute,
-            averages=recipe.average is not None,
+            averages=averaging is not None,
             statistics=recipe.statistics,
             timed=recipe.train.is_timed,
         )
 
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
-    optimizer = optim.build(recipe.optimizer, models.leaf_names(trained), trained, adapter=recipe.adapter)
+    names = models.leaf_names(trained)
+    optimizer = optim.build(recipe.optimizer, names, trained, adapter=recipe.adapter)
+    averaging = average.build(recipe.average, recipe.optimizer, names, trained, steps=plan.steps)
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     task = task or build_task(recipe.task)
@@ -114,7 +119,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         compute=compute,
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
-        averaging=average.build(recipe.average, steps=plan.steps) if recipe.average else None,
+        averaging=averaging,
         gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
     )
     measuring = step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None
@@ -122,7 +127,19 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
     placed = _with_shardings(arrays, mesh.shardings(device_mesh, arrays))
     metrics = build_metrics(recipe.evaluate.metrics, recipe.task.class_names(recipe.data))
-    return BuiltStep(device_mesh, task, metrics, compute, step_with(), initial, placed, shardings, attention, measuring)
+    return BuiltStep(
+        device_mesh,
+        task,
+        metrics,
+        compute,
+        step_with(),
+        initial,
+        placed,
+        optimizer.init,
+        shardings,
+        attention,
+        measuring,
+    )
 
 
 def state_shapes(built: BuiltStep) -> State:

@@ -138,7 +138,9 @@ def make_step(
         }
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
         if averaging is not None:
-            averages, count = averaging(state.averages, state.average_count, params=params, step=after.step)
+            averages, count = averaging(
+                state.averages, state.average_count, params=params, moments=moments, step=after.step
+            )
             after = replace(after, averages=averages, average_count=count)
         if statistics is not None or state.history is not None:
             means = jax.tree.map(lambda g: g / divisor, sums)

@@ -15,7 +15,7 @@ class ScheduleFree(OptimizerSpec):
     """Averages of iterates in place of a schedule (Defazio et al. 2024, arXiv:2405.15682).
 
     Use it with `schedule.type = "constant"` and a warm-up. Gradients are taken between the iterates and their average;
-    the average is the model.
+    the average is the model that is evaluated, sampled from and exported, so there is no section `[average]`.
     """
 
     type: Literal["schedule-free"]
@@ -33,6 +33,7 @@ class ScheduleFree(OptimizerSpec):
 
     implementation: ClassVar[str] = "trainkit.optim.schedule_free"
     finish: ClassVar[str | None] = "trainkit.optim.schedule_free:average"
+    own_average: ClassVar[str | None] = "trainkit.optim.schedule_free:averages"
     owns_rate: ClassVar[bool] = True
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "base"})
 

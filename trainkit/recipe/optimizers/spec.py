@@ -75,6 +75,9 @@ class OptimizerSpec(Spec):
     finish: ClassVar[str | None] = None
     """The `module:function` that returns, from the spec, the transformation after weight decay, if there is one: for
     rules that scale, or average, what they and the weight decay do together."""
+    own_average: ClassVar[str | None] = None
+    """The `module:function(rules, state, params)` that returns the model, if that is an average which the rule computes
+    and the parameters are only where gradients are taken. `rules` is the list of the parameters' rules."""
     decays_itself: ClassVar[bool] = False
     """Whether the rule applies weight decay itself, of every kind alike. Its `build` then takes `decays` as well, the
     weight decay of each parameter, and no group can choose another rule."""
@@ -108,6 +111,12 @@ class OptimizerSpec(Spec):
     @abstractmethod
     def state_bytes(self, shape: Shape) -> int:
         """Return the bytes of state kept for one parameter of this shape."""
+
+    @property
+    def averages_itself(self) -> str | None:
+        """Return the `own_average` of the rule, or of that of a group; None if there is none."""
+        rules = (self, *(group.optimizer for group in self.groups if group.optimizer is not None))
+        return next((rule.own_average for rule in rules if rule.own_average), None)
 
     def rule_of(self, name: str, shape: Shape) -> OptimizerSpec:
         """Return the rule that updates a parameter where no group chooses one."""
