@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.events.attempts import current_events
 from trainkit.events.log import as_logged, last_end, number, of_kinds
 from trainkit.hub.recipe import load
 from trainkit.recipe.sections.sweep import Sweep, SweptKey
@@ -20,10 +19,10 @@ from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.modes import FULL
 from trainkit.recipe.toml.values import toml_value
 from trainkit.rundir.directory import as_typed
+from trainkit.rundir.seeds import LOSS, final_value
 
 #: The record of a sweep, in its directory: one JSON object a line, only ever appended to.
 NAME = "trials.jsonl"
-LOSS = "train/loss"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Study:
         """Record how a trial ended, and return it; None where it is unfinished and can be resumed."""
         status = last_end(trial.directory)
         if status == "finished":
-            end = TrialEnd(status, value_of(trial.directory, self.metric))
+            end = TrialEnd(status, final_value(trial.directory, self.metric))
         elif status == "failed":
             *_, last = of_kinds(trial.directory, "run_finished")
             end = TrialEnd(status, message=last["message"])
@@ -199,16 +198,6 @@ def settings_of(spec: Sweep) -> Iterator[dict[str, Any]]:
         yield {
             key: _drawn(swept, random.Random(f"{spec.seed}/{trial}/{key}")) for key, swept in spec.parameters.items()
         }
-
-
-def value_of(run: Path, metric: str) -> float:
-    """Return a metric at the end of a run, nan if it was never computed; of the training loss, which is noisy, the mean
-    of the last tenth of the steps."""
-    kind = "step" if metric == LOSS else "evaluated"
-    events = current_events(list(of_kinds(run, "run_started", kind)))
-    found = [number(e["metrics"][metric]) for e in events if e["type"] == kind and metric in e["metrics"]]
-    last = found[-max(1, len(found) // 10 if metric == LOSS else 1) :]
-    return math.fsum(last) / len(last) if last else math.nan
 
 
 def _points(swept: SweptKey) -> list[Any]:
