@@ -27,13 +27,14 @@ from trainkit.parallel import devices
 from trainkit.parallel.hardware import available_memory, whole_memory
 from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan, proposal
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.toml.load import load
 from trainkit.train import program as building
 from trainkit.train import program as fitting
 from trainkit.train.build import build, state_shapes
 from trainkit.train.forecast import forecast
 from trainkit.train.planning import previous_choice
-from trainkit.train.program import compile_program, fit_program
+from trainkit.train.program import compile_program, fit_program, with_statistics
 
 LENGTH = 64
 FEW = Devices(count=1)
@@ -413,3 +414,19 @@ def test_arrays_count_what_one_device_holds_of_them():
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     array = jax.device_put(np.zeros((8, 3), np.float32), split)
     assert fitting.device_bytes({"a": array}) == 2 * 3 * 4
+
+
+def test_a_step_with_statistics_that_does_not_fit_is_left_out(program, monkeypatch):
+    made = recipe(micro_batch_size=16, remat="none")
+    asked = made.model_copy(update={"statistics": Statistics(every=2, compute=("norms",))})
+    assert with_statistics(program, layouts(made)).measuring_step is None, "this recipe asks for none"
+
+    def refused(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(building, "_compiled", refused)
+    program = dataclasses.replace(program, built=build(asked, planned(asked)))
+    assert with_statistics(program, layouts(made)) is program
+    monkeypatch.setattr(building, "_compiled", lambda *_: ({}, dataclasses.replace(program.memory, rest=1 << 60)))
+    small = dataclasses.replace(program, plan=planned(asked, Devices(count=1, memory_bytes=1 << 40)))
+    assert with_statistics(small, layouts(made)) is small

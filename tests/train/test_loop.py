@@ -181,6 +181,17 @@ def test_the_step_with_statistics_runs_at_the_steps_that_ask_and_its_values_foll
     assert not [done for done in loop.done if done[0] == "statistics"], "there are no histograms among them"
 
 
+def test_a_step_with_statistics_that_finds_no_memory_is_told_from_others(tmp_path: Path, log: EventLog) -> None:
+    loop = Played(tmp_path / "here", log)
+    recipe = loop.recipe.model_copy(update={"statistics": Statistics(every=3, compute=("norms",))})
+    outcome = train(loop.state, replace(loop.job, measuring_step=no_memory, recipe=recipe))
+    assert outcome == Outcome(None, 2, stopped=False, out_of_memory=True, measuring=True)
+    assert loop.ended_with == 2, "the state before that step is saved"
+    outcome = train(loop.state, replace(loop.job, step=no_memory, measuring_step=loop._update, recipe=recipe))
+    loop.compilations.close()
+    assert outcome == Outcome(None, 0, stopped=False, out_of_memory=True)
+
+
 @pytest.mark.parametrize("part", ["evaluate", "sample", "statistics", "check_health"])
 @pytest.mark.parametrize("error", [JaxRuntimeError("INTERNAL: something"), TrainkitError("something"), KeyError()])
 def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(

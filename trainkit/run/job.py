@@ -69,6 +69,8 @@ class LoopEnd(NamedTuple):
     commands: Commands
     reason: str = ""
     """Why the run was done before its last step."""
+    measuring: bool = False
+    """Whether the step that ran out of memory may have been one with statistics."""
 
 
 def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
@@ -139,7 +141,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
         metrics.restart_clock()
         outcome = train(ready.state, job)
         if starts_again := outcome.out_of_memory:
-            return LoopEnd(False, True, outcome.step, commands)
+            return LoopEnd(False, True, outcome.step, commands, measuring=outcome.measuring)
         last, stopped = outcome.step, outcome.stopped
         reason = "" if last >= schedule.total_steps else best.reason
         done = last >= schedule.total_steps or bool(reason)

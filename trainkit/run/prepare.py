@@ -64,12 +64,16 @@ class Restart(NamedTuple):
     failed: Plan
     plan: Plan
     step: int
+    measures: bool = True
+    """Whether statistics are computed in steps: not after a step with them ran out of memory."""
 
     def report(self, *, first: int, compares: bool, log: EventLog) -> None:
         """Write the alert. `first` is the step from which training continues; `compares` as for an `Evaluator`."""
         before, after = (f"micro-batch {p.batch.micro} x accumulation {p.batch.accumulation}" for p in self[:2])
         message = f"out of memory with {before}: continuing with {after} and the same batches"
-        if compares:
+        if self.plan == self.failed:
+            message = "out of memory in a step with statistics: continuing without them"
+        elif compares:
             message += ", in which each example is compared with fewer others: losses and metrics mean something else"
         if first < self.step:
             message += f", again from step {first}, because the state after it was lost"
@@ -115,7 +119,13 @@ def prepare_training(
         # A resumed attempt computes with the choice of the attempt before it.
         compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=not was_chosen)
         layouts = data.layouts()
-        compiling = thread.submit(lambda: with_statistics(compiler(recipe, plan, built, layouts), layouts))
+        measures = restart is None or restart.measures
+
+        def compile_all() -> Program:
+            program = compiler(recipe, plan, built, layouts)
+            return with_statistics(program, layouts) if measures else program
+
+        compiling = thread.submit(compile_all)
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
         first = int(initial.state.step)

@@ -95,11 +95,16 @@ def train(
         )
         signal.training_begins()
         end = run_loop(ready, start, attempt)
-        while end.out_of_memory:  # a restart is a resume in this process, with a smaller micro-batch
+        measures = True
+        while (
+            end.out_of_memory
+        ):  # a restart is a resume in this process, without statistics or with a smaller micro-batch
             failed = ready.program.plan
+            measures &= not end.measuring
+            plan = failed if end.measuring else smaller_plan(recipe, failed)
             del ready  # the new state needs its memory
             start = start.again(directory, log=log)
-            ready = prepare(start, restart=Restart(failed, smaller_plan(recipe, failed), end.step))
+            ready = prepare(start, restart=Restart(failed, plan, end.step, measures=measures))
             end = run_loop(ready, start, attempt, before=end.commands)
         return end
 

@@ -87,7 +87,9 @@ class Outcome(NamedTuple):
     stopped: bool
     """Whether a command or a signal ended the loop."""
     out_of_memory: bool = False
-    """Whether a step ran out of memory, so that the run must restart with a smaller micro-batch."""
+    """Whether a step ran out of memory, so that the run must restart with less work at once."""
+    measuring: bool = False
+    """Whether that may have been a step with statistics."""
 
 
 def train(state: State, job: Job) -> Outcome:
@@ -124,7 +126,9 @@ def train(state: State, job: Job) -> Outcome:
                 if step > first and is_alive(state):
                     job.metrics.flush()
                     _rescue(state, step, job)
-                return Outcome(None, step, stopped=False, out_of_memory=True)
+                # an error of one step may be raised only when its metrics are read, which is during the next
+                measuring = any(_step_for(number, job) is not job.step for number in range(max(1, step - 1), step + 2))
+                return Outcome(None, step, stopped=False, out_of_memory=True, measuring=measuring)
             state, stop = _between_steps(state, step, job, due)
             while job.commands.paused and not stop:
                 state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
@@ -144,9 +148,10 @@ def train(state: State, job: Job) -> Outcome:
 
 
 def _step_for(number: int, job: Job) -> Step:
-    """Return the step with statistics if they are due at this step and there is one."""
-    measures = job.measuring_step is not None and falls_on(number, job.recipe.statistics.every)
-    return job.measuring_step if measures and job.measuring_step else job.step
+    """Return the step with statistics if there is one and they are due at step `number`; otherwise the step."""
+    if job.measuring_step is None or not falls_on(number, job.recipe.statistics.every):
+        return job.step
+    return job.measuring_step
 
 
 def _rescue(state: State, step: int, job: Job) -> None:
