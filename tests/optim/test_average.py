@@ -103,6 +103,17 @@ def test_where_schedule_free_has_some_parameters_they_alone_are_averaged() -> No
         np.testing.assert_array_equal(found["mixed"][name], params[name])
 
 
+def test_the_average_of_frozen_parameters_is_these_although_their_iterates_move() -> None:
+    group = Group(match="output", learning_rate_factor=0.0)
+    rule = ScheduleFree(type="schedule-free", learning_rate=0.05, groups=(group,))
+    params, state = trajectories.trajectory(rule, steps=3)
+    leaves = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    update = average.build(None, rule, trajectories.NAMES, params, steps=3)
+    found, _ = update(None, jnp.int32(2), params=leaves, moments=state, step=jnp.int32(3))
+    np.testing.assert_array_equal(found["output"], np.float32(trajectories.start()["output"]))
+    assert not np.array_equal(found["token_embedding"], leaves["token_embedding"])
+
+
 def test_an_average_beside_one_that_the_optimizer_computes_is_refused_at_its_section(tmp_path: Path) -> None:
     free = changed(("[optimizer]", '[optimizer]\ntype = "schedule-free"'))
     assert load(write(tmp_path, free)).recipe.evaluates_average

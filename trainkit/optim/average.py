@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.sections.average import AverageSpec
 from trainkit.recipe.spec import import_named
 
@@ -33,12 +33,18 @@ def build(
         names, shapes: as for `trainkit.optim.build`.
     """
     if optimizer.averages_itself is not None:
-        rules = jax.tree.map(lambda name, leaf: optimizer.owner(name, leaf.shape), names, shapes)
-        return _own_average(optimizer.averages_itself, jax.tree.leaves(rules))
+        leaves = zip(jax.tree.leaves(names), jax.tree.leaves(shapes), strict=True)
+        rules = [_moving_rule(optimizer, name, leaf.shape) for name, leaf in leaves]
+        return _own_average(optimizer.averages_itself, rules)
     return None if spec is None else _running_average(spec, steps=steps)
 
 
-def _own_average(function: str, rules: list[OptimizerSpec]) -> Averaging:
+def _moving_rule(optimizer: OptimizerSpec, name: str, shape: Shape) -> OptimizerSpec | None:
+    """Return the rule of a parameter; None if a group freezes it."""
+    return optimizer.owner(name, shape) if optimizer.rate_factor_of(name, shape) else None
+
+
+def _own_average(function: str, rules: list[OptimizerSpec | None]) -> Averaging:
     """Return the update of the average that the rule computes: `function` as for `OptimizerSpec.own_average`."""
     averages_of = import_named(function)
 

@@ -62,13 +62,13 @@ def average(spec: ScheduleFree) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def averages(rules: Sequence[OptimizerSpec], state: PyTree, params: PyTree) -> PyTree:
-    """Return x, the average of the iterates, in float32; of parameters that have another rule, themselves.
+def averages(rules: Sequence[OptimizerSpec | None], state: PyTree, params: PyTree) -> PyTree:
+    """Return x, the average of the iterates, in float32; parameters that are frozen or have another rule as they are.
 
     The parameters are y = (1 - b) z + b x, and z is in `state`, which may contain states of other rules too.
 
     Args:
-        rules: of the leaves of `params`.
+        rules: of the leaves of `params`; None for frozen ones, whose iterates move although they do not.
     """
     leaves, structure = jax.tree.flatten(params)
     found = [leaf.astype(jnp.float32) for leaf in leaves]
@@ -76,8 +76,8 @@ def averages(rules: Sequence[OptimizerSpec], state: PyTree, params: PyTree) -> P
         if not _is_average(part):
             continue
         for i, z in enumerate(jax.tree.leaves(part.iterate, is_leaf=_is_masked)):
-            if not _is_masked(z):
-                rule = rules[i]
+            rule = rules[i]
+            if not _is_masked(z) and rule is not None:
                 assert isinstance(rule, ScheduleFree)
                 found[i] = (found[i] - (1 - rule.betas[0]) * z) / rule.betas[0]
     return jax.tree.unflatten(structure, found)

@@ -77,7 +77,7 @@ class OptimizerSpec(Spec):
     rules that scale, or average, what they and the weight decay do together."""
     own_average: ClassVar[str | None] = None
     """The `module:function(rules, state, params)` that returns the model, if that is an average which the rule computes
-    and the parameters are only where gradients are taken. `rules` is the list of the parameters' rules."""
+    and the parameters are only where gradients are taken. `rules` lists the parameters' rules, None for frozen ones."""
     decays_itself: ClassVar[bool] = False
     """Whether the rule applies weight decay itself, of every kind alike. Its `build` then takes `decays` as well, the
     weight decay of each parameter, and no group can choose another rule."""
