@@ -33,6 +33,7 @@ TYPES: dict[Key, str] = {
     ("optimizer", "wrappers", "*"): "",
     ("schedule",): "cosine",
     ("schedule", "parts", "*", "schedule"): "cosine",
+    ("average",): "ema",
     ("task",): "causal-lm",
     ("data", "encoding"): "concatenate",
     ("data", "train", "*"): "files",
