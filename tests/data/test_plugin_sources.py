@@ -90,7 +90,7 @@ class Digits(DocumentSpec):
 class Question(DocumentSpec):
     """A number that a person asks for, as a chat template writes it."""
 
-    type: Literal["question"]
+    type: Literal["quiz"]
     key: str
     jinja: str
 
@@ -152,7 +152,7 @@ def test_a_document_of_a_plugin_may_be_written_with_a_chat_template(
     (tmp_path / "asks.jinja").write_text("{% for m in messages %}<{{ m.role }}> {{ m.content }}{% endfor %}")
     text = RECIPE.replace(
         '{ type = "columns", features = ["n"], target = "square" }',
-        '{ type = "question", key = "square", jinja = "asks.jinja" }',
+        '{ type = "quiz", key = "square", jinja = "asks.jinja" }',
     ).replace("[data]\n", "[tokenizer]\ntrain = { vocab_size = 260 }\n[data]\nsequence_length = 16\n")
     recipe = opened(tmp_path, text)
     template = chat_of(recipe)

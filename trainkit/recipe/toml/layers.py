@@ -31,6 +31,7 @@ TYPES: dict[Key, str] = {
     ("optimizer",): "adamw",
     ("optimizer", "groups", "*", "optimizer"): "adamw",
     ("optimizer", "wrappers", "*"): "",
+    ("average",): "ema",
     ("schedule",): "cosine",
     ("schedule", "parts", "*", "schedule"): "cosine",
     ("average",): "ema",
