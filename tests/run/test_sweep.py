@@ -12,7 +12,7 @@ import fake_run
 import pytest
 from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 
-from trainkit.cli.sweep import leaderboard
+from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
 from trainkit.events.log import EventLog, last_attempt, read
 from trainkit.recipe.toml.load import load
@@ -72,14 +72,14 @@ def finish(found: Study, start: Callable[..., Ended] = fake_trainer) -> list[str
 def test_a_sweep_ranks_its_trials_and_runs_none_again(tmp_path: Path) -> None:
     found = study(tmp_path)
     reported = finish(found)
-    board = [line.split()[:3] for line in leaderboard(found)]
+    board = [line.split()[:3] for line in leaderboard_lines(found)]
     assert board[0] == ["RUN", "STATE", "train/loss"]
     assert [row[0] for row in board[1:7]] == [f"tiny-{n:04}" for n in (3, 5, 4, 6, 1, 2)]
     assert board[1] == ["tiny-0003", "finished", "1.0010"] and board[5] == ["tiny-0001", "failed", "–"]
-    assert leaderboard(found)[-1] == "tiny-0002 failed: the loss is nan"
+    assert leaderboard_lines(found)[-1] == "tiny-0002 failed: the loss is nan"
     assert sum("finished: train/loss" in line for line in reported) == 4
     again = study(tmp_path)
-    assert finish(again) == [] and leaderboard(again) == leaderboard(found)
+    assert finish(again) == [] and leaderboard_lines(again) == leaderboard_lines(found)
     records = [json.loads(line) for line in (found.directory / NAME).read_text().splitlines()]
     assert len(records) == 1 + 2 * 6 and all(last_attempt(trial.directory) == 1 for trial in found.trials)
 
@@ -103,7 +103,7 @@ def test_a_sweep_that_was_killed_ends_with_the_leaderboard_of_an_uninterrupted_o
     finish(whole)
     later = study(tmp_path / "killed")
     later.read()
-    assert leaderboard(later) == leaderboard(found) == leaderboard(whole)
+    assert leaderboard_lines(later) == leaderboard_lines(found) == leaderboard_lines(whole)
     assert sorted(started) == sorted([*(trial.directory.name for trial in found.trials), started[at]])
 
 
@@ -201,4 +201,4 @@ def test_a_real_sweep_killed_in_its_second_trial_continues_that_trial_from_its_c
     assert whole.returncode == 0, whole.stderr
     assert losses(sweep.run) == losses(place / "runs" / "tiny") and ending(sweep.run)[0] == "finished"
     assert [e["resumed_from"] for e in read(sweep.run) if e["type"] == "run_started"][-1] in (6, 12)
-    assert trainkit(place, "sweep", "tiny.toml", "--show").stdout == done.stdout
+    assert trainkit(place, "sweep", "tiny.toml", "--leaderboard").stdout == done.stdout

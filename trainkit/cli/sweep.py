@@ -14,7 +14,7 @@ from trainkit.text import align, format_quantity, neutralise, one_line, plural, 
 if TYPE_CHECKING:
     from trainkit.run.trials import Study, Trial, TrialEnd
 
-EXCLUSIVE = [("--dry-run", "--show", "each only prints something else")]
+EXCLUSIVE = [("--dry-run", "--leaderboard", "each only prints something else")]
 
 
 def sweep(
@@ -23,7 +23,9 @@ def sweep(
     mode: Mode = "full",
     name: Annotated[str | None, typer.Option(help="Name of the sweep's runs; by default the recipe's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the trials, and train nothing.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the leaderboard, and train nothing.")] = False,
+    leaderboard: Annotated[
+        bool, typer.Option("--leaderboard", help="Print the leaderboard, and train nothing.")
+    ] = False,
 ) -> tuple[str, int]:
     """Train a recipe with each of the values in its [sweep], and rank the runs.
 
@@ -39,17 +41,17 @@ def sweep(
         count = plural(len(study.trials), "trial")
         return neutralise("\n".join([f"{count} in {title_of(study)}, ranked by {study.metric}", *lines])), DONE
     code = DONE
-    if show:
+    if leaderboard:
         study.read()
     else:
         from trainkit.run.sweep import run
 
         print(f"to watch the trials: trainkit watch {title_of(study)}", file=sys.stderr)
         code = run(study, lambda line: print(neutralise(line), file=sys.stderr, flush=True))
-    return "\n".join(leaderboard(study)), code
+    return "\n".join(leaderboard_lines(study)), code
 
 
-def leaderboard(study: Study) -> list[str]:
+def leaderboard_lines(study: Study) -> list[str]:
     """Return the trials as aligned lines, the best first."""
     from trainkit.recipe.toml.values import toml_value
 

@@ -89,7 +89,9 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
 def _hold_lock(directory: Path) -> Iterator[None]:
     """Hold the lock of a sweep within the block. Raises TrainkitError if another process holds it."""
     if is_training(directory):
-        raise TrainkitError("another process runs this sweep", where=str(directory), hint="--show prints its trials")
+        raise TrainkitError(
+            "another process runs this sweep", where=str(directory), hint="--leaderboard prints its trials"
+        )
     with hold_lock(directory):
         yield
 

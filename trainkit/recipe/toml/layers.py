@@ -34,7 +34,6 @@ TYPES: dict[Key, str] = {
     ("average",): "ema",
     ("schedule",): "cosine",
     ("schedule", "parts", "*", "schedule"): "cosine",
-    ("average",): "ema",
     ("task",): "causal-lm",
     ("data", "encoding"): "concatenate",
     ("data", "train", "*"): "files",
