@@ -156,7 +156,7 @@ def test_averages_are_float32_in_the_state_and_in_its_snapshot():
 def test_an_average_that_begins_after_the_run_is_refused():
     steps = plan(recipe()).steps
     plan(recipe(average={"type": "mean", "start": steps}))
-    with pytest.raises(TrainkitError, match=f"average.start = {steps + 1} is beyond the run, which has {steps}"):
+    with pytest.raises(TrainkitError, match=f"start = {steps + 1} is beyond the run, which has {steps}"):
         plan(recipe(average={"type": "mean", "start": steps + 1}))
 
 

@@ -276,7 +276,7 @@ def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int
 def _check_average(recipe: Recipe, steps: int) -> None:
     if recipe.average is not None and recipe.average.first_step(steps) > steps:
         raise TrainkitError(
-            f"average.start = {recipe.average.start} is beyond the run, which has {plural(steps, 'step')}",
+            f"start = {recipe.average.start} is beyond the run, which has {plural(steps, 'step')}",
             where="average.start",
             hint=f"a step up to {steps}, or a fraction of the run such as 0.75",
         )
