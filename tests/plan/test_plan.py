@@ -286,6 +286,16 @@ def test_what_statistics_remember_is_counted() -> None:
         assert kept["snapshot"] == without["snapshot"] + kept["statistics"]
 
 
+def test_what_statistics_cost_is_in_words() -> None:
+    def words(*names: str) -> str:
+        return recipe(statistics={"every": 10, "compute": names}).statistics.in_words()
+
+    assert (recipe().statistics.in_words(), words("histograms")) == ("", "")
+    assert words("norms", "histograms") == "norms every 10 steps"
+    passes = "last-parameters, hessian every 10 steps, with 29 gradients more"
+    assert words("hessian", "last-parameters") == passes
+
+
 def test_statistics_that_would_never_be_computed_are_refused() -> None:
     for wrong, message in (
         ({"compute": ("norms",)}, "set statistics.every"),

@@ -79,7 +79,13 @@ def plan(
     found = Measured(forecast=compiled, peak_flops=peak, mfu=mfu)
     documents = None if codec is None else texts(parsed, codec)
     table = lines(
-        planned, name=str(parsed.run.name), data=data, found=found, texts=documents, ends=end_in_words(parsed)
+        planned,
+        name=str(parsed.run.name),
+        data=data,
+        found=found,
+        texts=documents,
+        ends=end_in_words(parsed),
+        statistics=parsed.statistics.in_words(),
     )
     if compiled.fits(available) is False:
         table += ["", *_way_out(compiled)]
@@ -134,8 +140,12 @@ def lines(
     found: Measured | None = None,
     texts: str | None = None,
     ends: str = "",
+    statistics: str = "",
 ) -> list[str]:
-    """Return a plan as aligned lines of text. `ends` says when a run ends that does so at a time."""
+    """Return a plan as aligned lines of text.
+
+    `ends` says when a run ends that does so at a time; `statistics`, which its steps compute.
+    """
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
     split = f"micro-batch {batch.micro} x accumulation {batch.accumulation} x {plural(batch.replicas, 'device')}"
@@ -151,6 +161,7 @@ def lines(
         *_attention(found),
         ("data", _data(data)),
         *([("texts", texts)] if texts else []),
+        *([("statistics", statistics)] if statistics else []),
         ("FLOPs", f"{format_count(plan.flops_per_token)} {_unit(plan)}"),
         *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),

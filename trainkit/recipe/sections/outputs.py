@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
+from trainkit.text import plural
 
 #: Bytes of a number in float32.
 FLOAT32 = 4
@@ -103,6 +104,8 @@ class Export(Spec):
 
 #: Groups of statistics.
 StatisticName = Literal["histograms", "norms", "cosines", "last-parameters", "noise-scale", "matrices", "hessian"]
+#: Gradients of the batch of a step, each a forward and a backward pass, for statistics that need some.
+EXTRA_PASSES: dict[StatisticName, int] = {"last-parameters": 1, "hessian": 28}
 
 
 class Statistics(Spec):
@@ -111,20 +114,15 @@ class Statistics(Spec):
     every: Count | None = None
     """Steps between statistics. If absent, there are none."""
     compute: Annotated[tuple[StatisticName, ...], Field(min_length=1)] = ("histograms",)
-    """Which statistics. All but histograms are computed inside a second version of the step, for the steps that are
-    multiples of `every`.
-
-    - `histograms` of the parameters.
-    - `norms`: l1, l2 and l-infinity norms of gradients, parameters and updates, and updates relative to parameters.
-    - `cosines`: cosines and inner products of the gradient with the last gradient, the sum of all earlier ones and the
-      last change of the parameters; costs three copies of the trained parameters in memory, updated in every step.
-    - `last-parameters`: the loss and the gradient of the batch at the parameters before the last step; costs another
-      forward and backward pass, and a copy of the trained parameters, updated in every step.
-    - `noise-scale`: the gradient noise scale (McCandlish et al. 2018), from at least two micro-batches.
-    - `matrices`: operator and Frobenius norms of matrices and of their updates, norms of rows and columns of embeddings
-      and head; reads each matrix 60 times.
-    - `hessian`: the top eigenvalue of the Hessian and its trace; costs 28 forward and backward passes.
-    """
+    """Which statistics. All but `histograms`, those of the parameters, are computed inside a second version of the
+    step, for the steps that are multiples of `every`. `norms` are the l1, l2 and l-infinity norms of gradients,
+    parameters and updates. `cosines` are those of the gradient with the last gradient, the sum of all earlier ones and
+    the last change of the parameters, and cost three copies of the trained parameters in memory. `last-parameters` are
+    the loss and the gradient of the batch at the parameters before the last step, and cost another forward and backward
+    pass and one copy. `noise-scale` is the gradient noise scale (McCandlish et al. 2018), from at least two
+    micro-batches. `matrices` are operator and Frobenius norms of matrices and their updates, and norms of rows and
+    columns of embeddings and head; each matrix is read 60 times. `hessian` is the top eigenvalue of the Hessian and its
+    trace, and costs 28 forward and backward passes."""
     per_layer: bool = True
     """Whether norms, cosines and the like are also logged for each parameter and layer, beside those of all together.
     """
@@ -155,6 +153,12 @@ class Statistics(Spec):
     def compares_micro_batches(self) -> bool:
         """Return whether a step needs at least two micro-batches."""
         return "noise-scale" in self.in_step
+
+    def in_words(self) -> str:
+        """Return what steps compute, and how many more gradients that takes; empty if nothing."""
+        passes = sum(EXTRA_PASSES.get(name, 0) for name in self.in_step)
+        cost = f", with {plural(passes, 'gradient')} more" if passes else ""
+        return f"{', '.join(self.in_step)} every {plural(self.every or 0, 'step')}{cost}" if self.in_step else ""
 
     @property
     def keeps_parameters(self) -> bool:
