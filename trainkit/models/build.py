@@ -1,10 +1,13 @@
-"""Builds a model from its spec, and names its leaves."""
+"""Builds a model from its spec, and names and scales its leaves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypedDict
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
 from trainkit.parallel.devices import AttentionName
@@ -55,3 +58,13 @@ def leaf_names(tree: PyTree) -> PyTree[str]:
     return jax.tree_util.tree_map_with_path(
         lambda path, _: jax.tree_util.keystr(path, simple=True, separator="."), tree
     )
+
+
+def scale(model: PyTree, factor: Callable[[str, tuple[int, ...]], float]) -> Any:
+    """Return a model with each floating-point array multiplied by what `factor` returns for its path and shape."""
+
+    def scaled(name: str, leaf: Any) -> Any:
+        is_weight = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return leaf * factor(name, leaf.shape) if is_weight else leaf
+
+    return jax.tree.map(scaled, leaf_names(model), model)

@@ -15,6 +15,7 @@ from trainkit.optim.decay import decayed
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
 from trainkit.recipe.optimizers.wrappers import Around, WrapperSpec
 from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.mup import rate_factor
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of, import_named
 
@@ -41,7 +42,12 @@ def learning_rate(schedule: ScheduleSpec, *, peak: float, steps: int) -> Learnin
 
 
 def build(
-    spec: OptimizerSpec, names: PyTree[str], shapes: PyTree[Any], *, adapter: Adapter | None = None
+    spec: OptimizerSpec,
+    names: PyTree[str],
+    shapes: PyTree[Any],
+    *,
+    adapter: Adapter | None = None,
+    wider: float = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Return gradients → descent directions; the step multiplies them by the negative learning rate.
 
@@ -53,12 +59,14 @@ def build(
         shapes: the same with anything that has a `shape`.
         adapter: whose parameters these are, where the model itself is frozen. Its second matrices learn faster by
             `learning_rate_ratio` (LoRA+, Hayou et al. 2024).
+        wider: how many times as wide as the base of [mup] the model is; 1 leaves learning rates as they are.
     """
     rules = jax.tree.map(lambda name, leaf: spec.owner(name, leaf.shape), names, shapes)
     decays = jax.tree.map(lambda name, leaf: spec.decay_of(name, leaf.shape), names, shapes)
 
     def factor(name: str, leaf: Any) -> float:
         ratio = adapter.learning_rate_ratio if adapter and name.endswith(".b") else 1.0
+        ratio *= rate_factor(spec.owner(name, leaf.shape), name, leaf.shape, wider=wider)
         return spec.rate_factor_of(name, leaf.shape) * ratio
 
     factors = jax.tree.map(factor, names, shapes)

@@ -17,6 +17,7 @@ from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.model import Model
+from trainkit.recipe.sections.mup import Mup
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.schedule import Cosine, Schedule
@@ -82,6 +83,8 @@ class Recipe(Spec):
     data: Data
     train: Train
     optimizer: Optimizer
+    mup: Mup | None = None
+    """If the section is absent, learning rates and random weights do not depend on the model's width."""
     schedule: Schedule = Cosine.model_construct()
     average: Average | None = None
     """If the section is absent, parameters are not averaged."""
@@ -227,6 +230,18 @@ class Recipe(Spec):
                 f'average.type = "{self.average.type}" has no use beside optimizer.type = "{self.optimizer.type}",'
                 " which computes an average itself: remove the section [average]"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _mup_fits_the_model_and_the_optimizer(self) -> Recipe:
+        if self.mup is not None:
+            keys = {
+                "[adapter]": self.adapter,
+                "model.pretrained": self.base_checkpoint,
+                "run.parameters_from": self.run.parameters_from,
+            }
+            begins = next((key for key, value in keys.items() if value is not None), None)
+            self.mup.check(self.model, self.optimizer, positions=self.data.positions, begins_with=begins)
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.adapter import trained_shapes
 from trainkit.recipe.sections.data import is_padded
+from trainkit.recipe.sections.mup import rate_factor, widening
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
 from trainkit.recipe.toml.positions import dotted
 from trainkit.recipe.toml.values import Difference, differences, flat
@@ -28,6 +29,7 @@ FIXED = (
     "model.*",
     "adapter.[!l]*",  # all keys but the learning rate's ratio
     "tokenizer.*",
+    "mup*",
     "task.*",
     "data.sequence_length",
     "data.encoding*",
@@ -129,6 +131,7 @@ def _other_peaks(old: Recipe, new: Recipe, peak: tuple[float, float]) -> dict[tu
 
 def _peak_of(recipe: Recipe, name: str, shape: tuple[int, ...]) -> float:
     ratio = recipe.adapter.learning_rate_ratio if recipe.adapter and name.endswith(".b") else 1.0  # as in optim.build
+    ratio *= rate_factor(recipe.optimizer.owner(name, shape), name, shape, wider=widening(recipe.mup, recipe.model))
     return recipe.optimizer.learning_rate * recipe.optimizer.rate_factor_of(name, shape) * ratio
 
 

@@ -28,6 +28,7 @@ from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.mup import weight_factor, widening
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
 from trainkit.tasks.metric import Metric, build_metrics
@@ -67,6 +68,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     """
     compute = compute_dtype(plan.compute)
     attention = _choose_attention(recipe, plan, compute)
+    wider = widening(recipe.mup, recipe.model)
 
     def base(key: jax.Array) -> LanguageModel:
         fresh = models.build(
@@ -78,6 +80,8 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
             fp8=plan.compute == "fp8",
             key=key,
         )
+        if wider != 1.0:
+            fresh = models.scale(fresh, partial(weight_factor, wider=wider))
         if noise := recipe.task.noise:
             if not isinstance(fresh, LanguageModel):
                 raise TrainkitError(
@@ -106,7 +110,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
     names = models.leaf_names(trained)
-    optimizer = optim.build(recipe.optimizer, names, trained, adapter=recipe.adapter)
+    optimizer = optim.build(recipe.optimizer, names, trained, adapter=recipe.adapter, wider=wider)
     averaging = average.build(recipe.average, recipe.optimizer, names, trained, steps=plan.steps)
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1

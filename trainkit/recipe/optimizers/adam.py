@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.optimizers.spec import Decay, DecayType, Shape, WithMoments, moment_bytes
+from trainkit.recipe.optimizers.spec import Decay, DecayType, Shape, WidthScaling, WithMoments, moment_bytes
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
 
@@ -21,6 +21,7 @@ class AdamW(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adamw"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
 
@@ -48,6 +49,7 @@ class Adam(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adam"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "momentum", "preconditioner", "amsgrad"})
 
@@ -76,6 +78,7 @@ class NAdam(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadam"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
 
@@ -90,6 +93,7 @@ class NAdamW(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadamw"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
 
@@ -104,6 +108,7 @@ class Adamax(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adamax"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
 
@@ -117,6 +122,7 @@ class Adan(WithMoments):
     """Added to the root of the third average."""
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adan"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 4
 
     def state_bytes(self, shape: Shape) -> int:
@@ -140,6 +146,7 @@ class AdEMAMix(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_ademamix"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 3
 
 
@@ -156,6 +163,7 @@ class Adopt(WithMoments):
     """Whether divided gradients are clipped to step^(1/4), which the authors added later against bad first steps."""
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adopt"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
 

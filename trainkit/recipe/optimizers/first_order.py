@@ -7,7 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.optimizers.spec import Decay, DecayType, OptimizerSpec, Shape, WithMoments, moment_bytes
+from trainkit.recipe.optimizers.spec import (
+    Decay,
+    DecayType,
+    OptimizerSpec,
+    Shape,
+    WidthScaling,
+    WithMoments,
+    moment_bytes,
+)
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive
 
 
@@ -24,6 +32,7 @@ class Sgd(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_sgd"
+    scaled_by_width: ClassVar[WidthScaling | None] = "gradient"
     averages: ClassVar[int] = 1
 
     @model_validator(mode="after")
@@ -98,6 +107,7 @@ class RmsProp(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_rmsprop"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 1
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "centered"})
 
@@ -119,6 +129,7 @@ class Adagrad(OptimizerSpec):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_adagrad"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
 
     def state_bytes(self, shape: Shape) -> int:
         return 4 * math.prod(shape)
@@ -164,6 +175,7 @@ class Lion(WithMoments):
     weight_decay: NotNegative = 1.0
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_lion"
+    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 1
 
 

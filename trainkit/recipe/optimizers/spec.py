@@ -21,6 +21,7 @@ from trainkit.recipe.spec import NotNegative, Positive, Spec
 Shape: TypeAlias = tuple[int, ...]
 Moments = Literal["float32", "bfloat16", "int8"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+WidthScaling = Literal["entrywise", "gradient"]
 DecayType = Literal["decoupled", "coupled", "independent", "cautious"]
 if TYPE_CHECKING:
     #: Any optimizer: the union, which `sections/optimizer.py` puts here once it has all of them.
@@ -83,6 +84,9 @@ class OptimizerSpec(Spec):
     weight decay of each parameter, and no group can choose another rule."""
     owns_rate: ClassVar[bool] = False
     """Whether the rule's own formulas contain the learning rate, so that groups cannot scale it."""
+    scaled_by_width: ClassVar[WidthScaling | None] = None
+    """How [mup] scales its learning rates: as for rules whose updates of each number do not depend on the gradient's
+    scale (Adam), as for gradient descent, or not at all."""
     state_keys: ClassVar[frozenset[str]] = frozenset({"type"})
     """Keys whose change makes a saved optimizer state useless."""
 
