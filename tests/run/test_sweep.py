@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,10 +16,11 @@ from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
 from trainkit.events.log import EventLog, last_attempt, read
+from trainkit.parallel.hosts import ADDRESS
 from trainkit.recipe.toml.load import load
 from trainkit.run.sweep import divide_devices, run
 from trainkit.run.trials import NAME, Study, study_of
-from trainkit.rundir.directory import recipe_of
+from trainkit.rundir.directory import create, hold_lock, recipe_of
 
 GRID = """
 [sweep.parameters]
@@ -175,6 +177,53 @@ def test_a_metric_that_is_never_computed_and_a_recipe_without_a_sweep_are_refuse
         study(tmp_path, "")
 
 
+def test_a_trial_that_still_trains_is_waited_for(tmp_path: Path) -> None:
+    found, started = study(tmp_path), []
+    first = found.trials[2]
+    create(first.loaded)
+    with contextlib.ExitStack() as trainer:
+        trainer.enter_context(hold_lock(first.directory))
+
+        def report(line: str) -> None:
+            if line.endswith("it is running already"):
+                fake_trainer(first.directory, {})
+                trainer.close()
+
+        def start(directory: Path, environment: Mapping[str, str]) -> Ended:
+            started.append(directory.name)
+            return fake_trainer(directory, environment)
+
+        assert run(found, report, start=start, pause=0) == DONE
+    assert len(started) == 5 and first.directory.name not in started and found.ends[3].status == "finished"
+
+
+def test_an_interrupt_stops_the_trials_that_run_and_starts_no_other(tmp_path: Path) -> None:
+    class Running(Ended):
+        stopped = asked = False
+
+        def poll(self) -> int | None:  # type: ignore[override]
+            if not self.asked:
+                self.asked = True
+                raise KeyboardInterrupt
+            return 75 if self.stopped else None
+
+        def terminate(self) -> None:
+            self.stopped = True
+
+    processes: list[Running] = []
+
+    def start(directory: Path, environment: Mapping[str, str]) -> Running:
+        processes.append(Running())
+        return processes[-1]
+
+    found = study(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(found, lambda line: None, start=start, pause=0)
+    assert [process.stopped for process in processes] == [True]
+    finish(found)
+    assert len(found.ends) == len(found.trials) == 6
+
+
 def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
     found = divide_devices(2, "auto")
@@ -182,6 +231,12 @@ def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     assert divide_devices(3, "cpu") == [{}, {}, {}] and divide_devices(1, "gpu") == [{}]
     with pytest.raises(TrainkitError, match="there are 5 GPUs"):
         divide_devices(6, "auto")
+
+
+def test_a_sweep_over_several_machines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS, "10.0.0.1:1234")
+    with pytest.raises(TrainkitError, match="one machine only"):
+        finish(study(tmp_path))
 
 
 def test_a_real_sweep_killed_in_its_second_trial_continues_that_trial_from_its_checkpoint(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 from trainkit.errors import DONE, FAILED, STOPPED_EARLY, TrainkitError
 from trainkit.events import commands
 from trainkit.events.log import last_end
+from trainkit.parallel import hosts
 from trainkit.run.attempt import spawn
 from trainkit.run.start import Start
 from trainkit.run.trials import Study, Trial
@@ -55,8 +56,11 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
         report: called with a line for people at the start and the end of each trial.
 
     Raises:
-        TrainkitError: another process runs the sweep, it was begun with another recipe, or there are too few GPUs.
+        TrainkitError: another process runs the sweep, it was begun with another recipe, there are too few GPUs, or
+            this is one of several machines.
     """
+    if os.environ.get(hosts.ADDRESS):
+        raise TrainkitError("a sweep works on one machine only", where=hosts.ADDRESS, hint=f"unset {hosts.ADDRESS}")
     slots = divide_devices(study.spec.at_once, study.platform)
     study.begin()
     with _hold_lock(study.directory):
