@@ -10,12 +10,18 @@ import pytest
 from trainkit import optim
 from trainkit.parallel import mesh
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.matrix import Muon
+from trainkit.recipe.optimizers.matrix import Muon, Shampoo, Soap
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 
 #: Twelve layers are no multiple of eight devices, but those of both shapes together are.
 SHAPES = {"blocks.mlp_in.weight": (12, 32, 64), "blocks.mlp_out.weight": (12, 64, 32)}
-RULES = {"muon": Muon(type="muon", learning_rate=0.02, adamw=AdamW(learning_rate=0.01))}
+RATES = {"learning_rate": 0.02, "adamw": AdamW(learning_rate=0.01)}
+RULES = {
+    "muon": Muon(type="muon", **RATES),
+    # one gradient has no part in some directions of the longer sides, so that no basis of those is the only one
+    "soap": Soap(type="soap", every=1, longest_side=32, **RATES),
+    "shampoo": Shampoo(type="shampoo", every=1, eps=1e-3, **RATES),
+}
 
 
 def arrays(seed: int) -> dict[str, jax.Array]:
@@ -36,7 +42,7 @@ def test_eight_devices_compute_an_eighth_each_of_what_one_computes(
     rule: str, data: int, fsdp: int, zero1: bool
 ) -> None:
     state, update = update_of(RULES[rule])
-    params, first, second = arrays(0), arrays(1), arrays(2)
+    params, first = arrays(0), arrays(1)
     alone = jax.jit(update).lower(first, state, params).compile()
     device_mesh = mesh.make_mesh(data=data, fsdp=fsdp)
     placed = [mesh.shardings(device_mesh, tree) for tree in (first, state, params)]
@@ -45,9 +51,10 @@ def test_eight_devices_compute_an_eighth_each_of_what_one_computes(
     with jax.set_mesh(device_mesh):
         jitted = jax.jit(update, in_shardings=tuple(placed), out_shardings=(placed[2], placed[1]))
         shared = jitted.lower(first, state, params).compile()
-    assert flops_of(shared) < 0.16 * flops_of(alone)
+    # what is not a product of matrices is repeated, and is much of it where they are this small
+    assert flops_of(shared) < 0.18 * flops_of(alone)
     apart = jax.device_put(state, placed[1])
-    for grads in (first, second):
+    for grads in (first, arrays(2), arrays(3)):
         wanted, state = alone(grads, state, params)
         found, apart = shared(*jax.device_put((grads, apart, params), tuple(placed)))
     for name, value in wanted.items():

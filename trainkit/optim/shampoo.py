@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from trainkit.optim.moments import stored
+from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Shampoo, blocks_of
 
 #: Added to squares below the root of Adam's steps, by which directions are grafted.
@@ -43,40 +44,48 @@ def build(spec: Shampoo) -> optax.GradientTransformationExtraArgs:
         identities = jax.tree.map(lambda a: jnp.broadcast_to(jnp.eye(a.shape[-1]), a.shape), sides)
         return ShampooState(jnp.int32(0), zeros, zeros if spec.graft == "adam" else None, sides, identities)
 
-    def one(
-        step: Array, g: Array, m: Array, v: Array | None, averages: list[Array], roots: list[Array]
-    ) -> tuple[Any, ...]:
-        t = step + 1
-        blocks = _blocks(g, spec.block)
-        averages = [b2 * a + (1 - b2) * gram for a, gram in zip(averages, _grams(blocks), strict=True)]
-        roots = jax.lax.cond(
-            step % spec.every == 0,
-            lambda a, r: [_root(x / (1 - b2**t), before, spec.eps) for x, before in zip(a, r, strict=True)],
-            lambda _, r: r,
-            averages,
-            roots,
-        )
-        direction = _whole(roots[0] @ blocks @ roots[1], g.shape)
-        target = g
-        if v is not None:
-            v = b2 * v + (1 - b2) * g * g
-            target = g / (jnp.sqrt(v / (1 - b2**t) + TINY))
-        if spec.graft != "none":
-            direction *= _norm(target) / jnp.maximum(_norm(direction), 1e-30)
-        m = b1 * m + (1 - b1) * direction
-        return m / (1 - b1**t), m, v, averages, roots
+    def averaged(blocks: Array, averages: list[Array]) -> list[Array]:
+        return [b2 * a + (1 - b2) * gram for a, gram in zip(averages, _grams(blocks), strict=True)]
+
+    def grafted(g: Array, v: Array | None, direction: Array, t: Array) -> Array:
+        """Return the direction, as long as the step of the other rule."""
+        if spec.graft == "none":
+            return direction
+        target = g if v is None else g / (jnp.sqrt(v / (1 - b2**t) + TINY))
+        return direction * _norm(target) / jnp.maximum(_norm(direction), 1e-30)
+
+    def new_roots(averages: list[list[Array]], roots: list[list[Array]], t: Array) -> list[list[Array]]:
+        pairs = [
+            (average / (1 - b2**t), before)
+            for both in zip(averages, roots, strict=True)
+            for average, before in zip(*both, strict=True)
+        ]
+        found = on_own_matrices(lambda average, before: _root(average, before, spec.eps), pairs)
+        return [found[at : at + 2] for at in range(0, len(found), 2)]
 
     def update(grads: PyTree, state: ShampooState, params: PyTree | None = None) -> tuple[PyTree, ShampooState]:
+        t = state.step + 1
         structure: Any
-        leaves, structure = jax.tree.flatten(grads)
-        squares = structure.flatten_up_to(state.nu) if state.nu is not None else [None] * len(leaves)
-        parts = (structure.flatten_up_to(part) for part in (state.averages, state.roots))
-        results = [
-            one(state.step, *each)
-            for each in zip(leaves, structure.flatten_up_to(state.mu), squares, *parts, strict=True)
+        g, structure = jax.tree.flatten(grads)
+        m, averages, roots = (structure.flatten_up_to(part) for part in (state.mu, state.averages, state.roots))
+        v: list[Any] = [None] * len(g)
+        if state.nu is not None:
+            v = [b2 * s + (1 - b2) * x * x for s, x in zip(structure.flatten_up_to(state.nu), g, strict=True)]
+        blocks = [_blocks(each, spec.block) for each in g]
+        averages = on_own_matrices(averaged, list(zip(blocks, averages, strict=True)))
+        roots = jax.lax.cond(
+            state.step % spec.every == 0, lambda a, r: new_roots(a, r, t), lambda _, r: r, averages, roots
+        )
+        products = on_own_matrices(lambda x, sides: sides[0] @ x @ sides[1], list(zip(blocks, roots, strict=True)))
+        directions = [
+            grafted(each, s, _whole(product, each.shape), t) for each, s, product in zip(g, v, products, strict=True)
         ]
-        directions, mu, nu, averages, roots = (structure.unflatten(part) for part in zip(*results, strict=True))
-        return directions, ShampooState(state.step + 1, mu, None if state.nu is None else nu, averages, roots)
+        m = [b1 * before + (1 - b1) * d for before, d in zip(m, directions, strict=True)]
+        found, mu, averages, roots = (
+            structure.unflatten(part) for part in ([x / (1 - b1**t) for x in m], m, averages, roots)
+        )
+        nu = None if state.nu is None else structure.unflatten(v)
+        return found, ShampooState(t, mu, nu, averages, roots)
 
     return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True, "nu": False})
 

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from trainkit.optim.moments import stored
+from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Soap
 
 Sides = list[Array | None]
@@ -42,28 +43,32 @@ def build(spec: Soap) -> optax.GradientTransformationExtraArgs:
         sides = jax.tree.map(lambda p: _sides(p.shape, spec.longest_side), params)
         return SoapState(jnp.int32(0), zeros, zeros, sides, sides)
 
-    def one(step: Array, g: Array, m: Array, v: Array, averages: Sides, bases: Sides) -> tuple[Any, ...]:
-        rotated = _rotate(g, bases)
-        m_new, v_new = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * rotated**2
-        counted = jnp.maximum(step, 1)
-        scale = jnp.sqrt(1 - b2**counted) / (1 - b1**counted)
-        direction = scale * _rotate_back(_rotate(m_new, bases) / (jnp.sqrt(v_new) + spec.eps), bases)
-        # the first gradient only makes the basis
-        m, v, direction = (jnp.where(step > 0, new, old) for new, old in ((m_new, m), (v_new, v), (direction, 0)))
+    def preconditioned(g: Array, m: Array, v: Array, averages: Sides, bases: Sides, scale: Array) -> tuple[Any, ...]:
+        """Return the direction, the average of the squares, and the averages of gradient x gradient^T."""
+        v = b2 * v + (1 - b2) * _rotate(g, bases) ** 2
+        direction = scale * _rotate_back(_rotate(m, bases) / (jnp.sqrt(v) + spec.eps), bases)
         averages = [
             a if a is None else decay * a + (1 - decay) * gram for a, gram in zip(averages, _grams(g), strict=True)
         ]
-        branch = jnp.where(step == 0, 1, jnp.where(step % spec.every == 0, 2, 0))
-        bases, v = jax.lax.switch(branch, (lambda a, b, v: (b, v), _first_bases, _next_bases), averages, bases, v)
-        return direction, m, v, averages, bases
+        return direction, v, averages
 
     def update(grads: PyTree, state: SoapState, params: PyTree | None = None) -> tuple[PyTree, SoapState]:
+        step = state.step
+        counted = jnp.maximum(step, 1)
+        scale = jnp.sqrt(1 - b2**counted) / (1 - b1**counted)
         structure: Any
-        leaves, structure = jax.tree.flatten(grads)
-        parts = (structure.flatten_up_to(part) for part in state[1:])
-        results = [one(state.step, *each) for each in zip(leaves, *parts, strict=True)]
-        directions, *after = (structure.unflatten(part) for part in zip(*results, strict=True))
-        return directions, SoapState(state.step + 1, *after)
+        g, structure = jax.tree.flatten(grads)
+        m, v, averages, bases = (structure.flatten_up_to(part) for part in state[1:])
+        m_new = [b1 * before + (1 - b1) * each for before, each in zip(m, g, strict=True)]
+        parts = on_own_matrices(preconditioned, list(zip(g, m_new, v, averages, bases, strict=True)), scale)
+        directions, v_new, averages = (list(part) for part in zip(*parts, strict=True))
+        # the first gradient only makes the basis
+        directions = [jnp.where(step > 0, each, 0) for each in directions]
+        m, v = (_after_first(step, *both) for both in ((m_new, m), (v_new, v)))
+        branch = jnp.where(step == 0, 1, jnp.where(step % spec.every == 0, 2, 0))
+        bases, v = jax.lax.switch(branch, (lambda a, b, v: (b, v), _first_bases, _next_bases), averages, bases, v)
+        after = (structure.unflatten(part) for part in (m, v, averages, bases))
+        return structure.unflatten(directions), SoapState(step + 1, *after)
 
     return stored(optax.GradientTransformation(init, update), "float32", {})
 
@@ -88,21 +93,43 @@ def _rotate_back(x: Array, bases: Sides) -> Array:
     return x if right is None else jnp.einsum("...mk,...nk->...mn", x, right)
 
 
-def _first_bases(averages: Sides, bases: Sides, v: Array) -> tuple[Sides, Array]:
+def _after_first(step: Array, new: list[Array], old: list[Array]) -> list[Array]:
+    return [jnp.where(step > 0, *both) for both in zip(new, old, strict=True)]
+
+
+def _first_bases(averages: list[Sides], bases: list[Sides], v: list[Array]) -> tuple[list[Sides], list[Array]]:
     """Return the eigenvectors, those of the greatest eigenvalues first."""
-    return [a if a is None else jnp.linalg.eigh(a)[1][..., ::-1] for a in averages], v
+    used = [(a,) for sides in averages for a in sides if a is not None]
+    found = iter(on_own_matrices(_eigenvectors, used))
+    return [[a if a is None else next(found) for a in sides] for sides in averages], v
 
 
-def _next_bases(averages: Sides, bases: Sides, v: Array) -> tuple[Sides, Array]:
+def _eigenvectors(average: Array) -> Array:
+    # one by one: for many at once LAPACK takes the threads in which CPU devices wait for one another
+    found = jax.lax.map(lambda a: jnp.linalg.eigh(a)[1][:, ::-1], average.reshape(-1, *average.shape[-2:]))
+    return found.reshape(average.shape)
+
+
+def _next_bases(averages: list[Sides], bases: list[Sides], v: list[Array]) -> tuple[list[Sides], list[Array]]:
     """Return the bases after one power iteration, and the squares in the order of their columns."""
-    after: Sides = []
-    for average, basis, axis in zip(averages, bases, (-2, -1), strict=True):
-        if average is None or basis is None:
-            after.append(None)
-            continue
-        estimates = jnp.einsum("...ki,...kl,...li->...i", basis, average, basis)
-        order = jnp.argsort(-estimates, axis=-1)
-        v = jnp.take_along_axis(v, order[..., None] if axis == -2 else order[..., None, :], axis)
-        sorted_basis = jnp.take_along_axis(basis, order[..., None, :], -1)
-        after.append(jnp.linalg.qr(average @ sorted_basis)[0])
+    pairs = [both for sides in zip(averages, bases, strict=True) for both in zip(*sides, strict=True)]
+    found = iter(on_own_matrices(_power_iteration, [both for both in pairs if both[0] is not None]))
+    after: list[Sides] = []
+    for number, sides in enumerate(averages):
+        after.append([])
+        for average, axis in zip(sides, (-2, -1), strict=True):
+            basis = None
+            if average is not None:
+                basis, order = next(found)
+                order = order[..., None] if axis == -2 else order[..., None, :]
+                v[number] = jnp.take_along_axis(v[number], order, axis)
+            after[-1].append(basis)
     return after, v
+
+
+def _power_iteration(average: Array, basis: Array) -> tuple[Array, Array]:
+    """Return the next eigenvectors, and the old ones' order by eigenvalue."""
+    estimates = jnp.einsum("...ki,...kl,...li->...i", basis, average, basis)
+    order = jnp.argsort(-estimates, axis=-1)
+    sorted_basis = jnp.take_along_axis(basis, order[..., None, :], -1)
+    return jnp.linalg.qr(average @ sorted_basis)[0], order

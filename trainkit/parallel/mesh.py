@@ -130,12 +130,15 @@ def on_own_matrices(function: Callable[..., Any], arguments: Sequence[tuple[PyTr
         # XLA cannot go from a division over two axes of a matrix to one over matrices, and warns that it gathers them
         arguments = jax.lax.with_sharding_constraint(arguments, PartitionSpec())
     results: list[Any] = [None] * len(arguments)
+    found: Any = ()
     for numbers in _alike(arguments):
         leads = [jax.tree.leaves(arguments[number])[0].shape[:-2] for number in numbers]
         ends = list(accumulate(math.prod(lead) for lead in leads))
         padding = ((0, -ends[-1] % mesh.size), (0, 0), (0, 0))
         flat = [jax.tree.map(lambda x: x.reshape(-1, *x.shape[-2:]), arguments[number]) for number in numbers]
         joined = jax.tree.map(lambda *x, padding=padding: jnp.pad(jnp.concatenate(x), padding), *flat)
+        # one group after another: their gathered arrays need not be in memory together
+        joined, _ = jax.lax.optimization_barrier((joined, found))
         # gathered at once: slices of what is divided would move one by one
         found = jax.lax.with_sharding_constraint(on_each(*joined, *whole), PartitionSpec())
         for number, lead, end in zip(numbers, leads, ends, strict=True):
