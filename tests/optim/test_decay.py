@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import small
 import trajectories
+from sample_recipe import changed, write
 
+from trainkit.errors import TrainkitError
+from trainkit.optim import learning_rate
 from trainkit.optim.metrics import metrics
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import Group
+from trainkit.recipe.optimizers.first_order import Lion
+from trainkit.recipe.optimizers.parameter_free import Prodigy
+from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
 from trainkit.recipe.optimizers.wrappers import Cautious
+from trainkit.recipe.sections.schedule import LinearDecay
+from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.recipe.spec import type_of
+from trainkit.recipe.toml.load import check_lengths, load
+from trainkit.train.state import init
 
 DECAYED = "blocks.mlp_in.weight"
 
 
-def adamw(steps: int, *, decay_type: str, decay: float, peak: float, share, cautious: bool = False):
+def adamw(steps: int, *, decay_type: str, decay: float, peak: float, share, cautious: bool = False, scheduled=None):
     """AdamW in float64."""
     params = trajectories.start()
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
@@ -22,7 +38,7 @@ def adamw(steps: int, *, decay_type: str, decay: float, peak: float, share, caut
         grads = trajectories.gradient(params, t, steps)
         rate = peak * share(t)
         for name, p in params.items():
-            weight = decay if name in (DECAYED, "output") else 0.0
+            weight = decay * (scheduled(t) if scheduled else 1.0) if name in (DECAYED, "output") else 0.0
             g = grads[name] + (weight * p if decay_type == "coupled" else 0)
             m[name] = 0.9 * m[name] + 0.1 * g
             v[name] = 0.95 * v[name] + 0.05 * g * g
@@ -51,6 +67,49 @@ def test_each_kind_of_weight_decay_is_that_of_its_formula(decay_type: str) -> No
     found, _ = trajectories.trajectory(spec, steps=30, rate=share)
     wanted = adamw(30, decay_type=decay_type, decay=decay, peak=peak, share=share)
     trajectories.assert_equal(found, wanted, within=2e-6)
+
+
+@pytest.mark.parametrize("decay_type", ["coupled", "decoupled", "independent", "cautious"])
+def test_a_scheduled_weight_decay_of_each_kind_is_that_of_its_formula(decay_type: str) -> None:
+    peak, decay = (0.05, 0.01) if decay_type == "independent" else (0.05, 0.2)
+    schedule = LinearDecay(type="linear", warmup=0, min_ratio=0.25)
+    spec = AdamW(learning_rate=peak, weight_decay=decay, decay_type=decay_type)
+
+    def scheduled(step, xp=np):
+        return schedule.rate(step, peak=1.0, steps=30, decay_start=NEVER, xp=xp)
+
+    found, _ = trajectories.trajectory(spec, steps=30, rate=share, decay=partial(scheduled, xp=jnp))
+    wanted = adamw(30, decay_type=decay_type, decay=decay, peak=peak, share=share, scheduled=scheduled)
+    trajectories.assert_equal(found, wanted, within=2e-6)
+
+
+@pytest.mark.parametrize("kind", [Prodigy, Lion])
+def test_every_rule_decays_by_the_share(kind: type[OptimizerSpec]) -> None:
+    whole, half = (kind(type=type_of(kind), learning_rate=0.05, weight_decay=decay) for decay in (0.2, 0.1))
+    found, _ = trajectories.trajectory(whole, steps=10, decay=lambda step: 0.5)
+    trajectories.assert_equal(found, trajectories.trajectory(half, steps=10)[0])
+
+
+def test_the_weight_decay_is_logged_if_it_is_scheduled() -> None:
+    initial = partial(init, model=small.model, optimizer=small.optimizer(), compute=jnp.dtype("float32"))
+    state = jax.eval_shape(initial, jax.random.key(0))
+    for share_of_step in (None, learning_rate(LinearDecay(type="linear"), peak=1.0, steps=20)):
+        step = small.step(decay_share=share_of_step, weight_decay=0.1)
+        _, metrics = jax.eval_shape(step, state, small.batch(0))
+        assert ("optimizer/weight_decay" in metrics) == (share_of_step is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('weight_decay = 0.0\n[schedules.weight_decay]\ntype = "linear"', "which is 0"),
+        ('weight_decay = 0.1\n[schedules.weight_decay]\ntype = "linear"\nwarmup = 90', "warmup = 90 is more than"),
+    ],
+)
+def test_a_schedule_of_the_optimizer_that_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, changed(("learning_rate = 1e-3", f"learning_rate = 1e-3\n{text}")))
+    with pytest.raises(TrainkitError, match=said):
+        check_lengths(load(path), "full")
 
 
 def test_cautious_updates_move_only_where_gradient_and_direction_agree() -> None:

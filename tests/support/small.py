@@ -51,6 +51,8 @@ def step(
     learning_rate: LearningRate | None = None,
     averaging: Averaging | None = None,
     statistics: Statistics | None = None,
+    decay_share: LearningRate | None = None,
+    weight_decay: float = 0.0,
 ):
     return make_step(
         task=build_task(CausalLM()),
@@ -60,6 +62,8 @@ def step(
         max_grad_norm=max_grad_norm,
         averaging=averaging,
         statistics=statistics,
+        decay_share=decay_share,
+        weight_decay=weight_decay,
     )
 
 

@@ -46,13 +46,19 @@ def gradient(params: Params, step: int, steps: int = 100) -> Params:
 
 
 def trajectory(
-    spec: OptimizerSpec, *, steps: int = 100, rate: Callable[[Any], Any] = lambda step: 1.0, at: Params | None = None
+    spec: OptimizerSpec,
+    *,
+    steps: int = 100,
+    rate: Callable[[Any], Any] = lambda step: 1.0,
+    at: Params | None = None,
+    decay: Callable[[Any], Any] | None = None,
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Return parameters and state after `steps` of trainkit's optimizer.
 
     Args:
         rate: the schedule's share of `learning_rate` at a step, from 0.
         at: the first parameters.
+        decay: the schedule's share of the weight decay at a step.
     """
     at = at or start()
     curvature, minimum, noise = problem(steps, {name: np.shape(value) for name, value in at.items()})
@@ -79,6 +85,7 @@ def trajectory(
             grads_at(params, step), state, params, key=jax.random.fold_in(jax.random.key(7), step),
             value=value_at(params, step), learning_rate=jnp.float32(scale),
             grad_fn=lambda other: (value_at(other, step), grads_at(other, step)),
+            **({"decay_share": decay(step)} if decay else {}),
         )  # fmt: skip
         return (jax.tree.map(lambda p, d: p - scale * d, params, directions), state), None
 

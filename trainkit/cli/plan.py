@@ -70,7 +70,7 @@ def plan(
             available = replace(available, memory_bytes=memory_bytes)
         planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data)
         if parsed.train.steps is None:
-            parsed.schedule.check_lengths(planned.steps)
+            parsed.check_lengths(planned.steps)
         compiled = forecast_supposed(parsed, planned) if devices is not None else forecast(parsed, planned)
         planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data, choice=compiled.choice)
     except TrainkitError as error:

@@ -26,7 +26,11 @@ def draw_schedules(recipe: Recipe, *, steps: int, width: int) -> list[str]:
     title = f"optimizer.learning_rate over {steps:,} steps, as schedule.type = {recipe.schedule.type!r} has it"
     if recipe.train.is_timed:
         title = f"{title}, if it takes them all"
-    return ["", title[:width], *_draw(recipe.schedule, recipe.optimizer.learning_rate, steps=steps, width=width)]
+    lines = ["", title[:width], *_draw(recipe.schedule, recipe.optimizer.learning_rate, steps=steps, width=width)]
+    if recipe.decay_schedule is not None:
+        title = f"optimizer.weight_decay, as type = {recipe.decay_schedule.type!r} has it"
+        lines += ["", title, *_draw(recipe.decay_schedule, recipe.optimizer.weight_decay, steps=steps, width=width)]
+    return lines
 
 
 def _draw(schedule: ScheduleSpec, peak: float, *, steps: int, width: int) -> list[str]:

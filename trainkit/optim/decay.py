@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ def decayed(
 ) -> optax.GradientTransformationExtraArgs:
     """Return `rule` with weight decay; its state is that of the rule alone, so that weight decay may change in a run.
 
+    The extra argument `decay_share` of an update scales every weight decay; without it they are as given.
+
     Args:
         rules: the rule of each parameter, whose `decay_type` says how it decays.
         decays: the weight decay of each parameter.
@@ -25,19 +28,20 @@ def decayed(
     coupled = jax.tree.map(lambda spec, d: d if spec.decay_type == "coupled" else 0.0, rules, decays)
 
     def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
+        share = extras.get("decay_share", 1.0)
         if any(jax.tree.leaves(coupled)):
-            grads = jax.tree.map(lambda g, p, d: g + d * p if d else g, grads, params, coupled)
+            grads = jax.tree.map(lambda g, p, d: g + d * share * p if d else g, grads, params, coupled)
         directions, state = rule.update(grads, state, params, **extras)
-        return jax.tree.map(_decay, directions, params, rules, decays), state
+        return jax.tree.map(partial(_decay, share=share), directions, params, rules, decays), state
 
     return optax.GradientTransformationExtraArgs(rule.init, update)
 
 
-def _decay(direction: Array, param: Array, spec: OptimizerSpec, weight: float) -> Array:
-    """Return the direction with weight decay of all kinds but the coupled one."""
+def _decay(direction: Array, param: Array, spec: OptimizerSpec, weight: float, *, share: float | Array) -> Array:
+    """Return the direction with a `share` of the weight decay, of all kinds but the coupled one."""
     if not weight or spec.decay_type == "coupled":
         return direction
-    term = weight * param
+    term = weight * share * param
     if spec.decay_type == "independent":
         term /= spec.learning_rate
     elif spec.decay_type == "cautious":

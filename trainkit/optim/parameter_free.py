@@ -55,14 +55,20 @@ def _estimating(
         return EstimateState(at(1.0).init(jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)))
 
     def update(
-        grads: PyTree, state: EstimateState, params: PyTree, *, learning_rate: Array, **_: Any
+        grads: PyTree,
+        state: EstimateState,
+        params: PyTree,
+        *,
+        learning_rate: Array,
+        decay_share: float | Array = 1.0,
+        **_: Any,
     ) -> tuple[PyTree, EstimateState]:
         full = jax.tree.map(lambda p: p.astype(jnp.float32), params)
         updates, after = at(learning_rate).update(grads, state.inner, full)
         t = state.inner.count + 1
         estimate = state.inner.estim_lr * jnp.sqrt(1 - b2**t) / (1 - b1**t)
         scale = jnp.where(learning_rate > 0, 1 / jnp.where(learning_rate > 0, learning_rate, 1), 0)
-        directions = jax.tree.map(lambda u, p, d: -scale * u + estimate * d * p, updates, full, decays)
+        directions = jax.tree.map(lambda u, p, d: -scale * u + estimate * d * decay_share * p, updates, full, decays)
         return directions, EstimateState(after)
 
     return optax.GradientTransformationExtraArgs(init, update)

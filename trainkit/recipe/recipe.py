@@ -20,7 +20,7 @@ from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.mup import Mup
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
-from trainkit.recipe.sections.schedule import Cosine, Schedule
+from trainkit.recipe.sections.schedule import Cosine, Schedule, Schedules
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.sweep import Sweep
@@ -86,6 +86,8 @@ class Recipe(Spec):
     mup: Mup | None = None
     """If the section is absent, learning rates and random weights do not depend on the model's width."""
     schedule: Schedule = Cosine.model_construct()
+    schedules: Schedules | None = None
+    """If the section is absent, only the learning rate has a schedule."""
     average: Average | None = None
     """If the section is absent, parameters are not averaged."""
     precision: Precision = Precision.model_construct()
@@ -119,11 +121,20 @@ class Recipe(Spec):
                 f'train.{key} needs a schedule whose decay can be moved, and schedule.type = "{self.schedule.type}" has'
                 ' none: write [schedule] type = "wsd"'
             )
+        if self.schedules is not None:
+            raise ValueError(f"[schedules] needs a number of steps, and train.{key} has none: leave one of them out")
         if isinstance(self.schedule.warmup, float) and self.schedule.warmup:
             raise ValueError(
                 f"schedule.warmup = {self.schedule.warmup} is a fraction of the run, whose steps are unknown with"
                 f" train.{key}: give it in steps, such as warmup = 100"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_scheduled_is_not_zero(self) -> Recipe:
+        decays = (self.optimizer.weight_decay, *(group.weight_decay for group in self.optimizer.groups))
+        if self.decay_schedule is not None and not any(decays):
+            raise ValueError("schedules.weight_decay scales optimizer.weight_decay, which is 0: set it too")
         return self
 
     @model_validator(mode="after")
@@ -329,6 +340,17 @@ class Recipe(Spec):
         if self.export is None or self.export.format == "auto":
             return "hf" if self.adapter is None or self.model.head.kind != "tokens" else "peft"
         return self.export.format
+
+    @property
+    def decay_schedule(self) -> Schedule | None:
+        """Return the schedule of the weight decay; None if it is constant."""
+        return self.schedules.weight_decay if self.schedules else None
+
+    def check_lengths(self, steps: int) -> None:
+        """Raise TrainkitError if the phases of a schedule are longer than the run of `steps`."""
+        self.schedule.check_lengths(steps)
+        if self.decay_schedule is not None:
+            self.decay_schedule.check_lengths(steps, at="schedules.weight_decay")
 
     def fingerprint(self) -> str:
         """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""

@@ -130,7 +130,7 @@ def prepare_training(
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
         first = int(initial.state.step)
         if not first and recipe.train.steps is None:  # otherwise they were checked before the run was made
-            recipe.schedule.check_lengths(plan.steps)
+            recipe.check_lengths(plan.steps)
         schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
         check_steps(start.profile, done=first, total=schedule.total_steps)
         if first:  # accepting the start drops the log's later steps

@@ -115,6 +115,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     task = task or build_task(recipe.task)
+    decay = recipe.decay_schedule
     step_with = partial(
         make_step,
         task=task,
@@ -124,6 +125,8 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
         averaging=averaging,
+        decay_share=optim.learning_rate(decay, peak=1.0, steps=plan.steps) if decay else None,
+        weight_decay=recipe.optimizer.weight_decay,
         gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
     )
     measuring = step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None

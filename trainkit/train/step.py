@@ -51,6 +51,8 @@ def make_step(
     max_grad_norm: float,
     rounding: Literal["stochastic", "nearest"] = "stochastic",
     averaging: Averaging | None = None,
+    decay_share: LearningRate | None = None,
+    weight_decay: float = 0.0,
     gradient_shardings: PyTree | None = None,
     statistics: Statistics | None = None,
 ) -> Step:
@@ -64,6 +66,8 @@ def make_step(
     Args:
         rounding: of bfloat16 parameters, whose updates are computed in float32.
         averaging: updates the averages of the parameters; None if there are none.
+        decay_share: the share of every weight decay at each step; None if they are constant.
+        weight_decay: the optimizer's own, which is logged if it is scheduled.
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
         statistics: those that every call computes besides the usual metrics; None for none.
     """
@@ -118,12 +122,14 @@ def make_step(
             divisor = jnp.where(weight > 0, weight, 1)
             return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
 
-        extras = {
+        extras: dict[str, Any] = {
             "key": _key_of(state, MOMENTS),
             "value": total / divisor,
             "learning_rate": rate,
             "grad_fn": grad_fn,
         }
+        if decay_share is not None:
+            extras["decay_share"] = decay_share(state.step, state.live.decay_start)
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = _updated(updates, state.params, key=_key_of(state, PARAMETERS), rounding=rounding)
@@ -136,6 +142,8 @@ def make_step(
             "updates/norm": optax.tree.norm(updates),
             **{f"optimizer/{name}": value for name, value in optim.metrics(moments).items()},
         }
+        if decay_share is not None:
+            metrics["optimizer/weight_decay"] = weight_decay * extras["decay_share"]
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
         if averaging is not None:
             averages, count = averaging(

@@ -10,7 +10,7 @@
 | `model.py` | `[model]`: the families of `recipe/families/` |
 | `optimizer.py` | `[optimizer]`, `[[optimizer.groups]]` |
 | `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |
-| `schedule.py` | `[schedule]` |
+| `schedule.py` | `[schedule]`, `[schedules]` |
 | `source.py` | `[[data.train]]`, `[[data.validation]]` |
 | `sweep.py` | `[sweep]` |
 | `task.py` | `[task]` |

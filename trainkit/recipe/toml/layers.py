@@ -33,6 +33,8 @@ TYPES: dict[Key, str] = {
     ("optimizer", "wrappers", "*"): "",
     ("average",): "ema",
     ("schedule",): "cosine",
+    ("schedules", "weight_decay"): "cosine",
+    ("schedules", "weight_decay", "parts", "*", "schedule"): "cosine",
     ("schedule", "parts", "*", "schedule"): "cosine",
     ("task",): "causal-lm",
     ("data", "encoding"): "concatenate",

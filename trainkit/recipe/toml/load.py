@@ -207,7 +207,7 @@ def check_lengths(loaded: Loaded, mode: str) -> None:
     try:
         train.check_time(datetime.now())
         if train.steps is not None and mode not in BUILT_IN:
-            loaded.recipe.schedule.check_lengths(train.steps)
+            loaded.recipe.check_lengths(train.steps)
     except TrainkitError as error:
         raise locate_error(error, loaded) from None
 
