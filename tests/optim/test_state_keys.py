@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trainkit import optim
 from trainkit.checkpoint.leaves import leaf_of, named_leaves
 from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.optimizers.wrappers import WRAPPERS
 from trainkit.recipe.sections.optimizer import OPTIMIZERS
 from trainkit.recipe.spec import type_of
 
@@ -128,3 +129,26 @@ def test_a_change_of_groups_or_wrappers_is_allowed_if_the_saved_state_fits_it(
     old, new = spec_of(before), spec_of(after)
     assert (leaves_of(old) == leaves_of(new)) is fits
     assert (old.state_key_values() == new.state_key_values()) is fits
+
+
+@pytest.mark.parametrize("name", [type_of(member) for member in (*OPTIMIZERS, *WRAPPERS)])
+def test_an_update_of_bfloat16_parameters_keeps_the_types_of_every_state(name: str) -> None:
+    """A scan over micro-batches, a donated state and a checkpoint need the same arrays after a step as before."""
+    rules = {type_of(member): member for member in OPTIMIZERS}
+    table = {"type": name if name in rules else "adamw", "learning_rate": 0.1, "weight_decay": 0.1}
+    if "adamw" in rules[table["type"]].model_fields:
+        table["adamw"] = {"learning_rate": 0.1}
+    if name not in rules:
+        table["wrappers"] = ({"type": name} | ({"limit": 1.0} if name.startswith("clip") else {}),)
+    params = {key: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for key, shape in SHAPES.items()}
+    grads = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in SHAPES.items()}
+    rule = optim.build(spec_of(table), {key: key for key in SHAPES}, params)
+
+    def update(grads: Any, state: Any, params: Any, key: jax.Array) -> Any:
+        again = {"value": jnp.float32(1.0), "learning_rate": jnp.float32(0.1), "key": key}
+        return rule.update(grads, state, params, **again, grad_fn=lambda _: (jnp.float32(1.0), grads))[1]
+
+    before = jax.eval_shape(rule.init, params)
+    after = jax.eval_shape(update, grads, before, params, jax.random.key(0))
+    shown = [{key: (leaf.shape, leaf.dtype) for key, leaf in named_leaves(state).items()} for state in (before, after)]
+    assert shown[0] == shown[1] and jax.tree.structure(before) == jax.tree.structure(after)

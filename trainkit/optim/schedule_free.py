@@ -18,7 +18,9 @@ def build(spec: ScheduleFree) -> optax.GradientTransformation:
     """Return the rule of the iterates: Adam without momentum, or the gradient itself."""
     if spec.base == "sgd":
         return optax.identity()
-    return optax.scale_by_rms(spec.betas[1], spec.eps, eps_in_sqrt=False, bias_correction=True)
+    rule = optax.scale_by_rms(spec.betas[1], spec.eps, eps_in_sqrt=False, bias_correction=True)
+    # optax would take the type of the parameters, which may be bfloat16
+    return optax.GradientTransformation(lambda params: rule.init(optax.tree.cast(params, jnp.float32)), rule.update)
 
 
 class AverageState(NamedTuple):

@@ -87,6 +87,12 @@ class Lars(WithMoments):
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_lars"
     averages: ClassVar[int] = 1
 
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Lars:
+        if self.nesterov and not self.momentum:
+            raise ValueError("optimizer.nesterov = true needs optimizer.momentum above 0, found momentum = 0")
+        return self
+
     @property
     def by_layer(self) -> bool:
         return True
