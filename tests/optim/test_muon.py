@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,6 +56,28 @@ def test_muon_ends_where_torch_s_ends(label: str, torch_ends: dict[str, np.ndarr
     found, _ = trajectories.trajectory(CASES[label][0], at=trajectories.start(SHAPES))
     wanted = {name: torch_ends[f"{label}/{name}"] for name in by_layer(found)}
     trajectories.assert_equal(by_layer(found), wanted, within=1e-5)
+
+
+def test_muon_with_laprop_orthogonalises_the_momentum_of_normalized_gradients() -> None:
+    """As in ZQZCalin's fork of Trainit: a sum of squares, a trace with Nesterov's look-ahead, Newton-Schulz."""
+    spec = PUBLISHED.model_copy(update={"laprop": True, "laprop_decay": 0.9, "weight_decay": 0.0})
+    params = by_layer(trajectories.start(SHAPES))
+    v, m = ({name: np.zeros_like(value) for name, value in params.items()} for _ in range(2))
+    for t in range(100):
+        stacks = {name: np.stack([params[f"{name}/{n}"].T for n in (0, 1)]) for name in SHAPES}
+        for name, g in by_layer(trajectories.gradient(stacks, t)).items():
+            v[name] = 0.9 * v[name] + g**2
+            normal = g / (np.sqrt(v[name]) + 1e-8)
+            m[name] = 0.95 * m[name] + normal
+            x = 0.95 * m[name] + normal
+            x /= np.linalg.norm(x)
+            for _ in range(5):
+                x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+            params[name] = params[name] - RATE * max(1, x.shape[0] / x.shape[1]) ** 0.5 * x
+    found, state = trajectories.trajectory(spec, at=trajectories.start(SHAPES))
+    trajectories.assert_equal(by_layer(found), params, within=1e-5)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim > 1)
+    assert kept == spec.total_state_bytes(SHAPES)
 
 
 @pytest.mark.parametrize(("iterations", "furthest"), [(5, 0.16), (6, 0.0066), (7, 2e-5)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ POLAR_EXPRESS = (
 )
 #: Before each of them but the last, matrices are divided by this, so that rounding leaves no singular value above 1.
 MARGIN = 1.01
-#: Added to the norm of a matrix.
+#: Added to the norm of a matrix, and to the root of a sum of squares.
 TINY = 1e-8
 
 
@@ -67,7 +67,22 @@ def build(spec: Muon) -> optax.GradientTransformation:
         ]
         return structure.unflatten(scaled), contrib.MuonState(count, mu, state.ns_coeffs)
 
-    return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True})
+    muon = optax.GradientTransformation(init, update)
+    rule = optax.chain(_laprop(spec.laprop_decay), muon) if spec.laprop else muon
+    return stored(rule, spec.moments, {"mu": True, "nu": False})
+
+
+class LaPropState(NamedTuple):
+    nu: PyTree
+    """The decaying sum of the squares of the gradients."""
+
+
+def _laprop(decay: float) -> optax.GradientTransformation:
+    def update(grads: PyTree, state: LaPropState, params: PyTree | None = None) -> tuple[PyTree, LaPropState]:
+        nu = jax.tree.map(lambda v, g: decay * v + g * g, state.nu, grads)
+        return jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + TINY), grads, nu), LaPropState(nu)
+
+    return optax.GradientTransformation(lambda params: LaPropState(jax.tree.map(jnp.zeros_like, params)), update)
 
 
 def orthogonal(matrices: Array, coefficients: Coefficients, iterations: int) -> Array:

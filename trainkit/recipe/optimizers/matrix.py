@@ -59,6 +59,11 @@ class Muon(MatrixOptimizer, WithMoments):
     debias: bool = True
     """Correct both parts of the look-ahead for the average's start at zero, as optax does. The published rule and
     torch.optim.Muon do not."""
+    laprop: bool = False
+    """Divide gradients by the root of a decaying sum of their squares before they enter the momentum (LaProp, Ziyin et
+    al. 2020, arXiv:2002.04839)."""
+    laprop_decay: Decay = 0.95
+    """Decay of that sum, if `laprop`."""
     coefficients: Coefficients = "newton-schulz"
     """The polynomials of the iterations. `newton-schulz` takes the same one each time (Jordan et al. 2024) and leaves
     singular values between about 0.7 and 1.2; `polar-express` takes the best one for each (Amsel et al. 2025,
@@ -73,6 +78,10 @@ class Muon(MatrixOptimizer, WithMoments):
 
     implementation: ClassVar[str] = "trainkit.optim.muon"
     averages: ClassVar[int] = 1
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "laprop"})
+
+    def state_bytes(self, shape: Shape) -> int:
+        return (1 + self.laprop) * moment_bytes(shape, self.moments)
 
 
 class Soap(MatrixOptimizer):
