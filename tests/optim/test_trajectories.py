@@ -23,6 +23,7 @@ from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lio
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy, ScheduleFree
 from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
+from trainkit.recipe.optimizers.wrappers import Lookahead
 from trainkit.recipe.sections.optimizer import OPTIMIZERS
 
 STEPS = 100
@@ -243,6 +244,15 @@ def test_an_optimizer_that_estimates_one_rate_is_not_beside_another() -> None:
     group = Group(match="output", optimizer=Sgd(type="sgd", **RATE))
     with pytest.raises(ValueError, match=r'groups\.0\.optimizer: "prodigy" estimates one learning rate'):
         Prodigy(type="prodigy", groups=(group,))
+
+
+def test_what_would_make_the_average_of_schedule_free_wrong_is_refused() -> None:
+    wrappers = (Lookahead(type="lookahead"),)
+    with pytest.raises(ValueError, match=r'wrappers\.0: "lookahead" changes the steps'):
+        ScheduleFree(type="schedule-free", wrappers=wrappers, **RATE)
+    inner = ScheduleFree(type="schedule-free", learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"groups\.0\.optimizer\.learning_rate = 0\.1"):
+        Sgd(type="sgd", groups=(Group(match="output", optimizer=inner),), **RATE)
 
 
 def test_sophia_divides_by_the_true_diagonal_of_a_quadratic() -> None:

@@ -116,6 +116,24 @@ class OptimizerSpec(Spec):
     def state_bytes(self, shape: Shape) -> int:
         """Return the bytes of state kept for one parameter of this shape."""
 
+    @model_validator(mode="after")
+    def _an_average_of_its_own_stays_true(self) -> OptimizerSpec:
+        for number, group in enumerate(self.groups):
+            rule = group.optimizer
+            if rule and rule.owns_rate and rule.learning_rate != self.learning_rate:
+                raise ValueError(
+                    f"optimizer.groups.{number}.optimizer.learning_rate = {rule.learning_rate:g}:"
+                    f' "{rule.type}" computes with the learning rate of the step, so it must be'
+                    f" {self.learning_rate:g}, as optimizer.learning_rate"
+                )
+        for number, wrapper in enumerate(self.wrappers):
+            if wrapper.changes_steps and self.averages_itself:
+                raise ValueError(
+                    f'optimizer.wrappers.{number}: "{wrapper.type}" changes the steps that the average of'
+                    ' "schedule-free" is computed from: leave one of them out'
+                )
+        return self
+
     @property
     def averages_itself(self) -> str | None:
         """Return the `own_average` of the rule, or of that of a group; None if there is none."""

@@ -25,6 +25,8 @@ class WrapperSpec(Spec):
     by_layer: ClassVar[bool] = False
     """Whether it computes one number for each layer's parameter. Its `build` then takes `stacked` as well: for each
     parameter, whether its first axis is that of layers."""
+    changes_steps: ClassVar[bool] = False
+    """Whether steps end elsewhere than the rule means them to, so that an average which the rule computes is wrong."""
     has_state: ClassVar[bool] = False
     """Whether it keeps a state of its own, so that a checkpoint without it does not fit."""
 
@@ -94,6 +96,7 @@ class ClipUpdate(WrapperSpec):
 
     implementation: ClassVar[str] = "trainkit.optim.clipping:clip_update"
     around: ClassVar[Around] = "update"
+    changes_steps: ClassVar[bool] = True
 
 
 class SkipOutliers(WrapperSpec):
@@ -141,6 +144,7 @@ class Lookahead(WrapperSpec):
 
     implementation: ClassVar[str] = "trainkit.optim.lookahead"
     around: ClassVar[Around] = "update"
+    changes_steps: ClassVar[bool] = True
     has_state: ClassVar[bool] = True
 
     def state_bytes(self, shape: tuple[int, ...]) -> int:
