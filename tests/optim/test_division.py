@@ -61,5 +61,12 @@ def test_eight_devices_compute_an_eighth_each_of_what_one_computes(
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
+def test_soap_without_a_short_side_has_nothing_to_divide() -> None:
+    state, update = update_of(Soap(type="soap", longest_side=8, **RATES))
+    with jax.set_mesh(mesh.make_mesh(data=8, fsdp=1)):
+        directions, _ = jax.eval_shape(update, arrays(1), state, arrays(0))
+    assert {name: value.shape for name, value in directions.items()} == SHAPES
+
+
 def flops_of(compiled) -> float:
     return compiled.cost_analysis()["flops"]

@@ -121,7 +121,7 @@ def on_own_matrices(function: Callable[..., Any], arguments: Sequence[tuple[PyTr
         whole: further arguments, which each device receives in full.
     """
     mesh = get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if mesh.empty or mesh.size == 1 or not arguments:
         return [function(*each, *whole) for each in arguments]
     split = PartitionSpec(mesh.axis_names)
     specs = (split,) * len(arguments[0]) + (PartitionSpec(),) * len(whole)
