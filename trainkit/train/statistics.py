@@ -76,11 +76,14 @@ def first_history(spec: Statistics, params: PyTree) -> History | None:
     """Return the history before the first step; None if the statistics need none."""
     if not spec.keeps_parameters:
         return None
-    products = "cosines" in spec.in_step
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params) if products else None
-    return History(
-        jnp.int32(0), jax.tree.map(jnp.zeros_like, params), zeros, zeros, jnp.float32(0) if products else None
-    )
+    last = jax.tree.map(jnp.zeros_like, params)
+    if "cosines" not in spec.in_step:
+        return History(jnp.int32(0), last, None, None, None)
+
+    def zeros() -> PyTree:  # arrays of their own each time, because a step donates them
+        return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+
+    return History(jnp.int32(0), last, zeros(), zeros(), jnp.float32(0))
 
 
 def next_history(seen: SeenStep) -> History | None:
