@@ -23,12 +23,12 @@ GUTTER, APART = 9, 16
 
 def draw_schedules(recipe: Recipe, *, steps: int, width: int) -> list[str]:
     """Return lines of at most `width` cells with the scheduled values of a run over its steps."""
-    title = f"optimizer.learning_rate over {steps:,} steps, as schedule.type = {recipe.schedule.type!r} has it"
+    title = f"optimizer.learning_rate over {steps:,} steps, type = {recipe.schedule.type!r}"
     if recipe.train.is_timed:
         title = f"{title}, if it takes them all"
     lines = ["", title[:width], *_draw(recipe.schedule, recipe.optimizer.learning_rate, steps=steps, width=width)]
     if recipe.decay_schedule is not None:
-        title = f"optimizer.weight_decay, as type = {recipe.decay_schedule.type!r} has it"
+        title = f"optimizer.weight_decay, type = {recipe.decay_schedule.type!r}"
         lines += ["", title, *_draw(recipe.decay_schedule, recipe.optimizer.weight_decay, steps=steps, width=width)]
     return lines
 
