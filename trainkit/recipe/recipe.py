@@ -6,7 +6,7 @@ import json
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import WRITING
@@ -20,6 +20,7 @@ from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.mup import Mup
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
+from trainkit.recipe.sections.run import Plugins, Run
 from trainkit.recipe.sections.schedule import Cosine, Schedule, Schedules
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.sections.source import document_of
@@ -28,42 +29,6 @@ from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Parallel, Precision, Train
 from trainkit.recipe.spec import MissingKey, Spec, members_at, type_of
-
-
-class Run(Spec):
-    """The run's name, seed and directory."""
-
-    name: str | None = None
-    """Name of the run and of its directory. If absent, it is the recipe file's name without `.toml`."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed that all random numbers derive from."""
-    directory: str = "runs"
-    """Directory that holds the runs."""
-    parameters_from: str | None = None
-    """A run, `RUN/STEP` or `RUN/best`, with whose parameters this run begins: at step 0, with a new optimizer state. If
-    absent, they are random or those of `model.pretrained`."""
-    deterministic: bool = False
-    """Whether a GPU uses only kernels that give the same bits every time, which may be slower. A CPU always does."""
-
-    @field_validator("name")
-    @classmethod
-    def _names_a_directory(cls, name: str | None) -> str | None:
-        if name is not None and (name.strip(".") == "" or any(c in "/\\" or not c.isprintable() for c in name)):
-            raise ValueError("the name of a run is the name of its directory: no slash, not empty, not only dots")
-        return name
-
-
-class Plugins(Spec):
-    """Python files that add optimizers, schedules, models and other types to the recipe language.
-
-    They are imported, which runs them: name only files that you trust.
-    """
-
-    files: tuple[str, ...] = ()
-    """Paths, relative to the recipe that names them. Nothing else is imported."""
-    digests: tuple[str, ...] = ()
-    """SHA-256 of each file at the last start of the run. trainkit fills them in; on resume it reports the files that
-    have changed."""
 
 
 class Recipe(Spec):
@@ -257,36 +222,8 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_export_is_of_what_there_is(self) -> Recipe:
-        if self.export is None:
-            return self
-        if not isinstance(self.model, Transformer):
-            raise ValueError(
-                f'[export] writes models for transformers, which cannot load model.type = "{self.model.type}"'
-                f" ({self.model.kind}): remove the section"
-            )
-        if self.export_format == "hf" and self.model.not_in_transformers:
-            raise ValueError(
-                f"[export] writes models for transformers, which cannot load model.{self.model.not_in_transformers}:"
-                " remove the section"
-            )
-        if self.export_format == "peft":
-            if self.adapter is None:
-                raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
-            if not self.model.predicts_tokens:
-                raise ValueError(
-                    "[export] writes an adapter alone, without the head with classes that was trained beside it:"
-                    ' merge it into its base with export.format = "hf"'
-                )
-            if self.model.resize_vocabulary:
-                raise ValueError(
-                    "[export] writes an adapter alone, which does not record a changed vocabulary"
-                    ' (model.resize_vocabulary): merge it into its base with export.format = "hf"'
-                )
-            if self.export.dtype == "bfloat16":
-                raise ValueError(
-                    'export.dtype = "bfloat16" is not for an adapter alone, which is float32 as it was trained:'
-                    ' leave it out, or merge it into its base with export.format = "hf"'
-                )
+        if self.export is not None:
+            self.export.check(self.model, self.adapter, written_as=self.export_format)
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,9 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.families.model import ModelSpec
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 from trainkit.text import plural
 
@@ -100,6 +103,38 @@ class Export(Spec):
     `auto` is `peft` if the recipe has an adapter, and otherwise `hf`."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Dtype of the exported weights. If absent, it is that of training. An adapter alone is always float32."""
+
+    def check(self, model: ModelSpec, adapter: Adapter | None, *, written_as: Literal["hf", "peft"]) -> None:
+        """Raise ValueError if the model, or its adapter alone, cannot be written in this format."""
+        if not isinstance(model, Transformer):
+            raise ValueError(
+                f'[export] writes models for transformers, which cannot load model.type = "{model.type}"'
+                f" ({model.kind}): remove the section"
+            )
+        if written_as == "hf":
+            if model.not_in_transformers:
+                raise ValueError(
+                    f"[export] writes models for transformers, which cannot load model.{model.not_in_transformers}:"
+                    " remove the section"
+                )
+            return
+        if adapter is None:
+            raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
+        if not model.predicts_tokens:
+            raise ValueError(
+                "[export] writes an adapter alone, without the head with classes that was trained beside it:"
+                ' merge it into its base with export.format = "hf"'
+            )
+        if model.resize_vocabulary:
+            raise ValueError(
+                "[export] writes an adapter alone, which does not record a changed vocabulary"
+                ' (model.resize_vocabulary): merge it into its base with export.format = "hf"'
+            )
+        if self.dtype == "bfloat16":
+            raise ValueError(
+                'export.dtype = "bfloat16" is not for an adapter alone, which is float32 as it was trained:'
+                ' leave it out, or merge it into its base with export.format = "hf"'
+            )
 
 
 #: Groups of statistics.
