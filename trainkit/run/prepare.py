@@ -6,43 +6,35 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from trainkit.checkpoint import manifest as manifests
-from trainkit.checkpoint import restore, store
-from trainkit.checkpoint.leaves import named_leaves
-from trainkit.checkpoint.manifest import Manifest
+from trainkit.checkpoint import store
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import Cache
 from trainkit.data.jobs import Stop
-from trainkit.data.recorded import check_same_data
-from trainkit.errors import TrainkitError
 from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
-from trainkit.hub.load import check_same_base, load_adapter, load_base
 from trainkit.infer.text_format import keep_tokenizer
-from trainkit.optim.average import first_averages
 from trainkit.parallel import hosts
 from trainkit.plan import DataSize, Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
+from trainkit.run.initial_state import Initial, initial_state
 from trainkit.run.start import Start, announce
 from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
-from trainkit.train.build import BuiltStep, build, model_shapes, new_state, state_shapes
+from trainkit.train.build import build
 from trainkit.train.control import LiveSchedule
 from trainkit.train.out_of_memory import explain_out_of_memory
 from trainkit.train.planning import log_plan, log_program, plan_of, previous_choice
 from trainkit.train.profile import check_steps
 from trainkit.train.program import Program, compile_smaller, fit_program, with_statistics
 from trainkit.train.reference import Reference, attach_reference, check_reference
-from trainkit.train.state import State, initial_live, initial_scale, without_frozen
+from trainkit.train.state import State
 
 
 class Ready(NamedTuple):
@@ -190,95 +182,6 @@ def missed_commands(issued: Sequence[IssuedCommand], schedule: LiveSchedule, *, 
 def _in_words(issued: IssuedCommand) -> str:
     argument = "" if issued.command.argument is None else f" {issued.command.argument}"
     return f"{issued.command.name}{argument} after step {issued.step}"
-
-
-class Initial(NamedTuple):
-    """The state at the start of an attempt, and where it came from."""
-
-    state: State
-    manifest: Manifest | None = None
-    """That of the restored checkpoint; None for a new state."""
-    skipped: bool = False
-    """Whether a newer checkpoint is damaged."""
-
-
-def initial_state(
-    directory: Path, recipe: Recipe, start: Start, *, built: BuiltStep, cache: Cache, log: EventLog
-) -> Initial:
-    """Return the state at the start of an attempt: that of a checkpoint or, without one, a new one.
-
-    Raises:
-        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data or another base.
-    """
-    damaged: list[Path] = []
-
-    def on_damaged(path: Path, error: TrainkitError) -> None:
-        damaged.append(path)
-        message = f"the checkpoint {path.name} is damaged and was skipped: {error.problem}"
-        log.write("alert", step=log.step, kind="checkpoint", message=message)
-
-    key = jax.random.key(recipe.run.seed)
-    read = partial(_read_state, recipe=recipe, built=built, key=key, reset_optimizer=start.reset_optimizer)
-    if start.step is None:
-        restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
-    else:
-        info = store.find(directory, start.step)
-        restored = read(info.directory), info.manifest
-    if restored is None:
-        numbers = load_adapter(recipe, model_shapes(built))  # small, so an error in it is found early
-        return Initial(new_state(built, key, load_base(recipe, built.base, on=built.mesh), numbers))
-    state, manifest = restored
-    check_same_base(manifest, state.frozen, where=directory)
-    check_same_data(cache, recipe, manifest.data, where=directory)
-    return Initial(state, manifest, skipped=bool(damaged))
-
-
-def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array, reset_optimizer: bool) -> State:
-    """Return the state in a checkpoint; parts that it lacks, or that start again, are new."""
-    shardings, template = built.shardings, without_frozen(state_shapes(built))
-
-    def new_part(part: str, weights: Any = None) -> Any:
-        shape = getattr(shardings, part)
-        return new_state(built, key, weights, part=part) if jax.tree.leaves(shape) else shape
-
-    has_frozen = bool(jax.tree.leaves(shardings.frozen))
-    frozen = new_part("frozen", load_base(recipe, built.base, on=built.mesh) if has_frozen else None)
-    names = manifests.read(path).leaves
-    saved = {name.partition(".")[0] for name in names}
-    has_live, is_scaled, is_averaged = (part in saved for part in ("live", "loss_scale", "averages"))
-    remembered = {name for name in names if name.startswith("history.")}
-    remembers = remembered == named_leaves(template.history, under="history").keys()
-    same = is_scaled == (template.loss_scale is not None) and is_averaged == (template.averages is not None)
-    if has_live and same and remembers and not reset_optimizer:
-        return replace(restore.restore(path, template), frozen=frozen)
-    new: dict[str, Any] = {"frozen": frozen}
-    if reset_optimizer:
-        new["optimizer"] = None
-        is_averaged &= recipe.optimizer.averages_itself is None
-    if not has_live:  # written by an early version, in which nothing could change during a run
-        new["live"] = jax.device_put(initial_live(), shardings.live)
-    if template.loss_scale is None or not is_scaled:  # only float16 has one
-        new["loss_scale"] = template.loss_scale and jax.device_put(initial_scale(), shardings.loss_scale)
-    if template.averages is None or not is_averaged:
-        new |= {"averages": None, "average_count": None}
-    if not remembers:  # other statistics than before begin with nothing
-        new["history"] = new_part("history")
-    kept = [field.name for field in fields(State) if field.name not in new]
-    state = State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
-    return _with_first_parts(state, built)
-
-
-def _with_first_parts(state: State, built: BuiltStep) -> State:
-    """Return a state with the parts that begin with its parameters and that it lacks: optimizer state and averages."""
-    shardings = built.shardings
-    if state.optimizer is None:
-        state = replace(
-            state, optimizer=jax.jit(built.optimizer_state, out_shardings=shardings.optimizer)(state.params)
-        )
-    if shardings.averages is None or state.averages is not None:
-        return state
-    averages = jax.jit(first_averages, out_shardings=shardings.averages)(state.params)
-    return replace(state, averages=averages, average_count=jax.device_put(jnp.int32(0), shardings.average_count))
 
 
 def accept_start(

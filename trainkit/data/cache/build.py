@@ -26,9 +26,10 @@ from pathlib import Path
 
 from trainkit.data import storage
 from trainkit.data.cache import shards
+from trainkit.data.cache.apart import find_apart, make_apart
 from trainkit.data.cache.encode import CacheWork, Engine, threads
 from trainkit.data.cache.live_cache import LiveSource
-from trainkit.data.cache.sets import Set, check_not_empty, find_apart, find_usable, make_apart, sets_of
+from trainkit.data.cache.sets import Set, check_not_empty, find_usable, sets_of
 from trainkit.data.cache.shards import Parts
 from trainkit.data.cache.stream import Stream
 from trainkit.data.jobs import Reporter, Stop, Tell
