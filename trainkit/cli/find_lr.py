@@ -11,7 +11,7 @@ from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.text import align, format_quantity
 
 if TYPE_CHECKING:
-    from trainkit.run.range_test import RangeTest
+    from trainkit.search.range_test import RangeTest
 
 #: Rows of the table, and the width of its bars.
 ROWS, WIDTH = 24, 40
@@ -31,7 +31,7 @@ def find_lr(
     The run is in a temporary directory and ends when the loss explodes; the recipe's own run is not touched.
     """
     from trainkit.parallel import hosts
-    from trainkit.run.range_test import find_rate
+    from trainkit.search.range_test import find_rate
 
     hosts.join()
     found = find_rate(recipe, overrides or [], mode=mode, low=low, high=high, steps=steps)

@@ -12,7 +12,7 @@ from trainkit.errors import DONE
 from trainkit.text import align, format_quantity, neutralise, one_line, plural, shorten
 
 if TYPE_CHECKING:
-    from trainkit.run.trials import Study, Trial, TrialEnd
+    from trainkit.search.trials import Study, Trial, TrialEnd
 
 EXCLUSIVE = [("--dry-run", "--leaderboard", "each only prints something else")]
 
@@ -32,7 +32,7 @@ def sweep(
     The same command continues a sweep that was stopped or killed.
     """
     from trainkit.recipe.toml.values import toml_value
-    from trainkit.run.trials import study_of, title_of
+    from trainkit.search.trials import study_of, title_of
 
     settings = [*(overrides or []), *([f"run.name={toml_value(name)}"] if name is not None else [])]
     study = study_of(recipe, settings, mode=mode)
@@ -44,7 +44,7 @@ def sweep(
     if leaderboard:
         study.read()
     else:
-        from trainkit.run.sweep import run
+        from trainkit.search.sweep import run
 
         print(f"to watch the trials: trainkit watch {title_of(study)}", file=sys.stderr)
         code = run(study, lambda line: print(neutralise(line), file=sys.stderr, flush=True))

@@ -17,8 +17,8 @@ from trainkit.events.log import last_end
 from trainkit.parallel import hosts
 from trainkit.run.attempt import spawn
 from trainkit.run.start import Start
-from trainkit.run.trials import Study, Trial
 from trainkit.rundir.directory import create, hold_lock, is_training
+from trainkit.search.trials import Study, Trial
 from trainkit.text import format_quantity
 
 #: The ends of a run after which it is not continued.

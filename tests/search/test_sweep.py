@@ -18,9 +18,9 @@ from trainkit.errors import DONE, TrainkitError
 from trainkit.events.log import EventLog, last_attempt, read
 from trainkit.parallel.hosts import ADDRESS
 from trainkit.recipe.toml.load import load
-from trainkit.run.sweep import divide_devices, run
-from trainkit.run.trials import NAME, Study, study_of
 from trainkit.rundir.directory import create, hold_lock, recipe_of
+from trainkit.search.sweep import divide_devices, run
+from trainkit.search.trials import NAME, Study, study_of
 
 GRID = """
 [sweep.parameters]

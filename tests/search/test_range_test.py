@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from trainer import BARE, trainkit, workplace
 
-from trainkit.run.range_test import RangeTest, RateRecorder, _Enough
+from trainkit.search.range_test import RangeTest, RateRecorder, _Enough
 
 
 def recorded(losses: list[float]) -> RateRecorder:
