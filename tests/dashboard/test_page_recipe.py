@@ -63,7 +63,9 @@ def test_every_value_is_read_with_the_origin_that_the_resolved_recipe_notes(run:
     assert entries.keys() == {".".join(map(str, key)) for key in values}
     assert {key: entry.origin for key, entry in entries.items()} == {key: loaded.origins[key] for key in entries}
     assert entries["train.steps"].origin == "--set" and entries["model.layers"].origin == "r.toml:5"
-    assert entries["train.steps"].meaning == "Length of the run in steps (optimiser updates)."
+    assert entries["train.steps"].meaning == (
+        "Length of the run in steps (optimiser updates); beside `until` or `duration`, the most that it may take."
+    )
 
 
 def test_the_changes_are_shown_attempt_by_attempt_the_newest_first(run: Path) -> None:

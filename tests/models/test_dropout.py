@@ -114,7 +114,7 @@ def test_a_step_drops_the_same_however_its_batch_is_split_and_other_numbers_at_a
         make_step(
             task=task,
             optimizer=optax.with_extra_args_support(optax.identity()),
-            learning_rate=lambda step, decay_start: jnp.float32(0),
+            learning_rate=lambda *_: jnp.float32(0),
             compute=jnp.dtype("float32"),
             max_grad_norm=0.0,
         )

@@ -87,22 +87,24 @@ def test_the_closed_form_is_the_real_pytree(spec: EncoderDecoder, vocab: int, le
 
 @pytest.mark.parametrize("name", SPECS)
 def test_decoding_step_by_step_is_decoding_at_once(name: str) -> None:
-    seq, sources, targets = model(name), tokens(3, 2, length=8), tokens(3, 3)
+    """Two rows read each source, which the cache has once."""
+    seq, sources, targets = model(name), tokens(2, 2, length=8), tokens(4, 3)
     segments = jnp.ones(sources.shape, jnp.int32).at[0, 5:].set(0)
 
     @_compiled
     def at_once(model: EncoderDecoderModel) -> tuple[jax.Array, Any]:
         memory = model.encode(sources, segments)
-        return model.logits(model.decode(targets, memory, segments)), model.start(memory, segments, LENGTH)
+        of_rows = (jnp.repeat(array, 2, axis=0) for array in (memory, segments))
+        return model.logits(model.decode(targets, *of_rows)), model.start(memory, segments, LENGTH, beams=2)
 
     whole, empty = at_once(seq)
     step = _compiled(seq.step)
     found, cache = step(targets[:, :4], empty)
     np.testing.assert_allclose(found, whole[:, 3], atol=1e-4)
     for at in range(4, LENGTH):
-        # once rows change places, as beams do
+        # once the rows of a source change places, as beams do
         if at == 6:
-            order = jnp.array([2, 0, 1])
+            order = jnp.array([1, 0, 2, 2])
             found, _ = step(targets[order, at : at + 1], cache.rows(order))
             np.testing.assert_allclose(found, whole[order, at], atol=1e-4)
         found, cache = step(targets[:, at : at + 1], cache)

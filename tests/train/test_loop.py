@@ -269,7 +269,7 @@ def test_who_waits_for_data_hears_a_signal_and_a_command_and_ends_with_a_checkpo
     timer = threading.Timer(0.5, stop)
     timer.start()
     started = time.monotonic()
-    _, step, stopped, _ = train(loop.state, replace(loop.job, prefetch=stalled.feed))
+    _, step, stopped, *_ = train(loop.state, replace(loop.job, prefetch=stalled.feed))
     assert time.monotonic() - started < 5
     stalled.over.set()
     stalled.feed.close()
