@@ -27,16 +27,24 @@ class _Question:
     place: SourceSpan
     asked: list[int]
     """The tokens before the context."""
-    answers: list[dict[int, int]] = field(default_factory=lambda: [{} for _ in range(MOST_ANSWERS)])
-    """Of each answer in the set, the tokens by their place in the document."""
+    answers: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of each answer in the set, by its number, the tokens by their place in the document."""
     score: float = -math.inf
     null_score: float = math.inf
     found: list[int] = field(default_factory=list)
     """The tokens of the answer with the highest score."""
-    seen: set[int] = field(default_factory=set)
-    """The places of all tokens so far."""
-    length: int = 0
-    """How many tokens the document has."""
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    """The parts of the document so far: the first token, and one past the last."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the parts leave out nothing before the end of the last one."""
+        end = 0
+        for first, after in sorted(self.seen):
+            if first > end:
+                return False
+            end = max(end, after)
+        return True
 
 
 class AnswerReport:
@@ -65,13 +73,14 @@ class AnswerReport:
             _add_window(questions[key], places, predictions)
         exact: list[float] = []
         f1: list[float] = []
-        for question in (one for one in questions.values() if len(one.seen) == one.length):
-            answers, found = list(self._answers(question)), self._found(question)
-            table.add_texts(
-                question.place, {"text": self._text(question.asked), "target": answers[0], "generated": found}
-            )
-            exact.append(max(float(squad_words(found) == squad_words(answer)) for answer in answers))
-            f1.append(max(token_f1(found, answer) for answer in answers))
+        for question in (one for one in questions.values() if one.is_whole):
+            found = self._found(question)
+            target = max(self._answers(question), key=lambda answer: _likeness(found, answer))  # the first if equal
+            texts = {"text": self._text(question.asked), "target": target, "generated": found}
+            table.add_texts(question.place, texts)
+            is_same, shared = _likeness(found, target)
+            exact.append(is_same)
+            f1.append(shared)
         return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))} if exact else {}
 
     def _found(self, question: _Question) -> str:
@@ -82,7 +91,7 @@ class AnswerReport:
 
     def _answers(self, question: _Question) -> Iterator[str]:
         """Yield the text of each answer in the set; an empty one where there is none."""
-        known = [tokens for tokens in question.answers if tokens]
+        known = [tokens for _, tokens in sorted(question.answers.items())]
         for tokens in known or [{}]:
             yield self._text([tokens[place] for place in sorted(tokens)])
 
@@ -97,12 +106,16 @@ def _add_window(question: _Question, places: Sequence[SourceSpan], predictions: 
     if score > question.score:
         question.score, question.found = score, predictions["tokens"][first : last + 1].tolist()
     position = np.concatenate([np.arange(place.first, place.end) for place in places])
-    question.seen.update(position.tolist())
-    question.length = max(question.length, places[-1].end)
+    question.seen += [(place.first, place.end) for place in places]
     bits, tokens = predictions["answers"][: len(position)], predictions["tokens"]
-    for number, answer in enumerate(question.answers):
+    for number in range(MOST_ANSWERS):
         for at in np.flatnonzero((bits > 0) & (bits & (FIRST_ANSWER << number) > 0)).tolist():
-            answer[int(position[at])] = int(tokens[at])
+            question.answers.setdefault(number, {})[int(position[at])] = int(tokens[at])
+
+
+def _likeness(found: str, answer: str) -> tuple[float, float]:
+    """Return whether two texts have the same words, as 1 or 0, and the F1 of their words."""
+    return float(squad_words(found) == squad_words(answer)), token_f1(found, answer)
 
 
 def answer_report(recipe: Recipe, codec: LoadedTokenizer | None) -> AnswerReport:
