@@ -82,6 +82,13 @@ def test_the_texts_that_differ_most_from_their_targets_come_first(tmp_path):
     assert (second.place, round(second.wrong, 2)) == ("x.jsonl:row 1", 0.2) and not result.confused
 
 
+def test_the_worst_text_of_a_large_set_is_found_wherever_it_is(tmp_path):
+    texts = {"target": ["a b c"] * 2000, "generated": ["a b d"] * 1900 + ["a b c"] * 99 + ["x y z"]}
+    write_result(tmp_path, 10, {"source": ["x.jsonl"] * 2000, "row": list(range(2000)), **texts})
+    (result,) = read_results(tmp_path)
+    assert len(result.worst) == 200 and result.worst[0].place == "x.jsonl:row 1999"
+
+
 def test_precision_recall_and_f1_of_a_class_follow_from_the_predictions(tmp_path):
     pairs = [("a", "a")] * 6 + [("a", "b")] * 2 + [("b", "a")] * 4 + [("b", "b")] * 8
     write_result(

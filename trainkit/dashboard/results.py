@@ -132,9 +132,13 @@ def _of_numbers(table: Mapping[str, Any]) -> tuple[Worst, ...]:
 
 
 def _of_texts(table: Mapping[str, Any]) -> tuple[Worst, ...]:
-    pairs = list(zip(table["target"].to_pylist(), table["generated"].to_pylist(), strict=True))[:MOST_WORST]
-    differ = {at: 1 - SequenceMatcher(None, *pair).ratio() for at, pair in enumerate(pairs)}
-    wrong = sorted((at for at in differ if differ[at] > 0), key=lambda at: -differ[at])
+    pairs = list(zip(table["target"].to_pylist(), table["generated"].to_pylist(), strict=True))
+    wrong = [at for at, (target, generated) in enumerate(pairs) if target != generated]
+    # letters in any order say quickly which texts differ most
+    common = {at: SequenceMatcher(None, *pairs[at]).quick_ratio() for at in wrong}
+    chosen = sorted(wrong, key=lambda at: common[at])[:MOST_WORST]
+    differ = {at: 1 - SequenceMatcher(None, *pairs[at]).ratio() for at in chosen}
+    wrong = sorted(chosen, key=lambda at: -differ[at])
     return tuple(Worst(_line(pairs[at][0]), _line(pairs[at][1]), differ[at], *_place(table, at)) for at in wrong)
 
 
