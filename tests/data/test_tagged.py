@@ -19,6 +19,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
+from trainkit.data.cache import encode
 from trainkit.data.checks import find_problems
 from trainkit.data.documents.pieces import RowContext
 from trainkit.data.documents.tagged import make
@@ -267,3 +268,20 @@ def test_labels_that_fit_the_words_beside_theirs_are_a_warning(tmp_path: Path, s
     if shift:
         assert found[0].level == "warning" and f"fit the words {beside} theirs better" in found[0].message
         assert found[0].message.endswith("rows.jsonl:1")
+
+
+def test_shifted_labels_are_found_where_the_first_shard_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(encode, "SHARD_TOKENS", 1)
+    chance, rows = np.random.default_rng(0), [{"words": ["sat", "on"], "labels": [None, None]}]
+    for _ in range(40):
+        words = chance.choice(["The", "cat", "sat", "on"], size=9).tolist()
+        labels = [CLASSES[word == "cat"] for word in words]
+        rows.append({"words": words, "labels": [*labels[1:], labels[0]]})
+    recipe = recipe_of(tmp_path, rows)
+    cache = caches.build(recipe)
+    assert len(cache.train.sections) > 1 and not cache.train.sections[0].shard.learned
+    (found,) = [each for each in find_problems(cache, recipe) if "shifted" in each.message]
+    assert found.message.endswith("rows.jsonl:2")

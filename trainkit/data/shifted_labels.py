@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,9 +28,12 @@ def shifted_labels(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     labels = labels_of(document_of(recipe.data.train[0]))
     if labels is None or labels.per != "token" or not labels.named:
         return
-    words_N, labels_N, documents_N = _labelled(cache)
-    if len(words_N) < _FEWEST:
+    parts = list(_labelled(cache))
+    if sum(len(part.words_N) for part in parts) < _FEWEST:
         return
+    words_N = np.concatenate([part.words_N for part in parts])
+    labels_N = np.concatenate([part.labels_N for part in parts])
+    documents_N = np.concatenate([part.documents_N for part in parts])
     shares = {0: _usual(words_N, labels_N)}
     for shift in (-1, 1):
         word = np.arange(max(0, -shift), len(words_N) - max(0, shift))
@@ -37,9 +41,8 @@ def shifted_labels(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         shares[shift] = _usual(words_N[word], labels_N[word + shift])
     shift = max((-1, 1), key=lambda one: shares[one])
     if shares[shift] > shares[0] + _CLEARLY:
-        section, arrays = cache.train.sections[0], cache.train.arrays(0)
-        file, index, *_ = arrays.documents[int(documents_N[0])].item()
-        place = place_of(cache, "train", section.source, section.unit, file, index)
+        span = next(cache.train.places(parts[0].begin, 1))
+        place = place_of(cache, "train", span.section.source, span.section.unit, span.file, span.index)
         yield DataProblem(
             "warning",
             f"train: labels fit the words {'before' if shift > 0 else 'after'} theirs better than their own:"
@@ -48,23 +51,37 @@ def shifted_labels(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         )
 
 
-def _labelled(cache: Cache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tokens that have a label, their labels, and the number of the document of each, (N,)."""
-    parts, first, count = [], 0, 0
+class _LabelledTokens(NamedTuple):
+    """The tokens of a shard that have a label, each array (N,)."""
+
+    words_N: np.ndarray
+    """Their ids."""
+    labels_N: np.ndarray
+    documents_N: np.ndarray
+    """The number of the document of each, over all shards."""
+    begin: int
+    """The place of the first one in the stream."""
+
+
+def _labelled(cache: Cache) -> Iterator[_LabelledTokens]:
+    """Yield the tokens of each shard that have a label, up to `_MOST` of them together."""
+    documents, left = 0, _MOST
     for number, section in enumerate(cache.train.sections):
         arrays = cache.train.arrays(number)
         values = arrays.label_values[: section.tokens]
-        at = np.flatnonzero(values >= 0)[: _MOST - count]
-        parts.append((arrays.tokens[at], values[at], first + np.searchsorted(arrays.ends, at, side="right")))
-        first, count = first + len(arrays.ends), count + len(at)
-    words, labels, documents = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return words, labels, documents
+        at = np.flatnonzero(values >= 0)[:left]
+        if len(at):
+            own = documents + np.searchsorted(arrays.ends, at, side="right")
+            yield _LabelledTokens(arrays.tokens[at], values[at], own, cache.train.first_of(number) + int(at[0]))
+        documents, left = documents + len(arrays.ends), left - len(at)
+        if not left:
+            return
 
 
 def _usual(words_N: np.ndarray, labels_N: np.ndarray) -> float:
     """Return the share of labels that are the most frequent one of their word."""
-    pairs, counts = np.unique(np.stack([words_N.astype(np.int64), labels_N]), axis=1, return_counts=True)
-    _, word = np.unique(pairs[0], return_inverse=True)
+    pairs, counts = np.unique(words_N.astype(np.int64) << 16 | labels_N, return_counts=True)  # labels are below 2^15
+    _, word = np.unique(pairs >> 16, return_inverse=True)
     most = np.zeros(word.max(initial=-1) + 1, np.int64)
     np.maximum.at(most, word, counts)
     return float(most.sum() / max(1, len(words_N)))
