@@ -20,6 +20,7 @@ from trainkit.data.documents.question import FIRST_ANSWER, TARGET
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.task import QuestionAnswering
 
 CONTEXT = "the cat sat on the mat. a dog barked at the cat, and the cat sat still."
 LONG = " ".join([CONTEXT] * 4)
@@ -176,6 +177,12 @@ def test_what_cannot_be_learned_is_found_before_the_first_step(
 def test_questions_are_divided_by_windows_alone(tmp_path: Path) -> None:
     with pytest.raises(Exception, match='"windows"'):
         recipe_of(tmp_path, [row(CONTEXT, "dog")], encoding={"type": "pad"})
+
+
+def test_no_window_is_left_out_for_its_length(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, [row(LONG, "cat")], encoding={"min_length": 5})
+    with pytest.raises(ValueError, match=r"min_length = 5 leaves out .*: omit it"):
+        QuestionAnswering(type="question-answering").check_sizes(recipe.model, recipe.data)
 
 
 def test_a_batch_is_shown_with_its_answer_alone_as_learned(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.classification_tasks import SequenceClassification, TokenClassification
-from trainkit.recipe.sections.data import Concatenate, Data, Pack, Pad
+from trainkit.recipe.sections.data import Concatenate, Data, Pack, Pad, Windows
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
@@ -186,6 +186,14 @@ class QuestionAnswering(TaskSpec):
     def head(self, data: Data) -> Head:
         """Return a head with two scores for each token."""
         return Head("span", 2, new=self.new_head)
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError if the ends of some contexts are in no window."""
+        if isinstance(data.encoding, Windows) and data.encoding.min_length > 1:
+            raise ValueError(
+                f"data.encoding.min_length = {data.encoding.min_length} leaves out windows at the end of contexts, and"
+                " an evaluation counts only questions that have all windows: omit it"
+            )
 
 
 #: Every task of the recipe language.
