@@ -11,7 +11,9 @@ import pytest
 from trainer import RECIPE, trainkit, workplace
 
 from trainkit.data.batches.answers import last_answers
+from trainkit.data.cache.stream import Section, SourceSpan
 from trainkit.errors import TrainkitError
+from trainkit.evaluation.targets import items_of_texts
 from trainkit.events.log import read
 from trainkit.infer.generator import Request
 from trainkit.infer.sampling import Sampling
@@ -60,6 +62,21 @@ def test_the_last_answer_of_each_document_of_a_row_is_found() -> None:
     assert list(last_answers(batch)) == [(0, 0, [5, 6, 7, 8], [9, 4])]  # the second document learns nothing
     padded = {name: batch[name] for name in ("tokens", "targets", "weights")} | {"filled": np.array([3])}
     assert list(last_answers(padded)) == [(0, 0, [5, 6], [7])]
+
+
+def test_an_answer_whose_end_is_cut_off_is_left_out() -> None:
+    batch = {
+        "tokens": np.array([[5, 6, 7, 8]]),
+        "targets": np.array([[6, 7, 8, 9]]),
+        "weights": np.array([[0, 1, 1, 1]], np.float32),
+        "filled": np.array([4]),
+    }
+    section = Section(shard=None, source=0, unit=0, tokens=9, documents=1, entries=1, bytes=9)  # type: ignore[arg-type]
+    places = [[SourceSpan(section, file=0, index=0, first=0, end=5)]]
+    whole = [(places[0][0], [5, 6], [7, 8, 9])]
+    assert list(items_of_texts(batch, places, ends=(9,), positions=4)) == whole
+    assert list(items_of_texts(batch, places, ends=(3,), positions=5)) == whole
+    assert not list(items_of_texts(batch, places, ends=(3,), positions=4))
 
 
 def test_a_run_writes_the_answers_that_its_checkpoint_gives_and_measures_them(place: Path) -> None:

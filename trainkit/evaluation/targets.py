@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -63,11 +64,18 @@ def items_of_pairs(batch: HostBatch, places: Sequence[Sequence[SourceSpan]]) -> 
         yield Item(spans[0], *sides)
 
 
-def items_of_texts(batch: HostBatch, places: Sequence[Sequence[SourceSpan]]) -> Iterator[Item]:
-    """Yield the prompts of a batch of texts with their last answers."""
+def items_of_texts(
+    batch: HostBatch, places: Sequence[Sequence[SourceSpan]], *, ends: Collection[int], positions: int
+) -> Iterator[Item]:
+    """Yield the prompts of a batch of texts with their last answers, except those whose end is cut off.
+
+    An answer is cut off if it reaches the end of an example of `positions` positions without one of the tokens `ends`.
+    """
     for found in last_answers(batch):
         place = places[found.row][found.document]
-        if not place.first:  # else it is the end of a document that two shards share
+        # the last token of the answer is no input
+        is_cut_off = len(found.prompt) + len(found.answer) > positions and found.answer[-1] not in ends
+        if not place.first and not is_cut_off:  # a place beyond the first is the rest of a document that is divided
             yield Item(place, found.prompt, found.answer)
 
 
@@ -102,7 +110,8 @@ class TargetWriter:
         self._max_items, self._mesh, self._stop = how.max_items, mesh, stop
         self._hidden = {*codec.special_tokens.values(), *ends} - {codec.unknown}
         continues = recipe.model.kind != "encoder-decoder"
-        self._items = items_of_texts if continues else items_of_pairs
+        of_texts = partial(items_of_texts, ends=ends, positions=recipe.data.positions)
+        self._items = of_texts if continues else items_of_pairs
         context = recipe.language_model.context_length or (recipe.data.positions if continues else None)
         #: Positions that a prompt and its answer share.
         self._context = context if continues else None
