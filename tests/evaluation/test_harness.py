@@ -131,6 +131,15 @@ def test_a_stop_string_ends_a_text_and_unknown_ways_to_generate_are_refused(mode
         model.generate_until(asked("generate_until", ("the cat", {})))
 
 
+def test_repeated_requests_are_different_samples_and_always_the_same(model: HarnessModel) -> None:
+    how = {"do_sample": True, "max_gen_toks": 8}
+    texts, again = (
+        model.generate_until(asked("generate_until", *[(context, how) for context in contexts]))
+        for contexts in (["the cat"] * 4, ["a dog", *["the cat"] * 4])
+    )
+    assert len(set(texts)) > 1 and again[1:] == texts
+
+
 def test_the_command_writes_the_values_of_a_task_beside_the_other_results(place: Path) -> None:
     done = trainkit(place, "eval", "tiny", "--lm-eval", "cats", "--lm-eval-path", "tasks", "--limit", "2", "--json")
     assert done.returncode == 0, done.stderr

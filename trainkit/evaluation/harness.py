@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -118,13 +119,14 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that continues each context, up to a stop string or as many tokens as the task allows."""
         texts = [""] * len(requests)
+        seeds = _occurrences([request.args[0] for request in requests])  # tasks with repeats ask for several samples
         for how, numbers in _alike([request.args[1] for request in requests]):
             contexts = {number: self._context(requests[number].args[0], how.max_tokens) for number in numbers}
             longest_first = sorted(numbers, key=lambda number: -len(contexts[number]))
             for at in range(0, len(longest_first), self._scorer.rows):
                 chosen = longest_first[at : at + self._scorer.rows]
                 answers = self._generator.answers(
-                    [Request(contexts[number]) for number in chosen],
+                    [Request(contexts[number], seeds[number]) for number in chosen],
                     max_tokens=how.max_tokens,
                     sampling=how.sampling,
                     stop=how.stop,
@@ -188,6 +190,16 @@ class _Generation:
             )
         stop = (until,) if isinstance(until, str) else tuple(filter(None, until))
         return cls(int(most[0]) if most else _USUAL_MOST, Sampling(temperature=temperature, **kept), stop)
+
+
+def _occurrences(texts: Sequence[str]) -> list[int]:
+    """Return of each text how many equal ones come before it."""
+    seen: Counter[str] = Counter()
+    found: list[int] = []
+    for text in texts:
+        found.append(seen[text])
+        seen[text] += 1
+    return found
 
 
 def _alike(wanted: Sequence[Mapping[str, Any]]) -> Iterator[tuple[_Generation, list[int]]]:
