@@ -13,6 +13,7 @@ from reference import Reference
 from trainer import trainkit, workplace
 
 from trainkit.cli.eval import _harness
+from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.likelihoods import Continuation
 from trainkit.infer.trained_model import open_run
@@ -138,6 +139,19 @@ def test_repeated_requests_are_different_samples_and_always_the_same(model: Harn
         for contexts in (["the cat"] * 4, ["a dog", *["the cat"] * 4])
     )
     assert len(set(texts)) > 1 and again[1:] == texts
+
+
+@pytest.mark.parametrize(("content", "begun"), [("m.content", "the answer is "), ("m.content | trim", "the answer is")])
+def test_an_answer_that_a_task_begins_is_not_ended(content: str, begun: str) -> None:
+    from trainkit.evaluation.harness import render_to_continue
+
+    text = "{% for m in messages %}<" + "{{ m.role }}>{{ " + content + " }}</s>\n{% endfor %}"
+    asked = [{"role": "user", "content": "which?"}, {"role": "assistant", "content": "the answer is "}]
+    found = render_to_continue(ChatTemplate(text, "here"), asked)
+    assert found == f"<user>which?</s>\n<assistant>{begun}"
+    without = ChatTemplate("{{ messages[0].content }}", "here")
+    with pytest.raises(TrainkitError, match="omits the beginning of the answer"):
+        render_to_continue(without, asked)
 
 
 def test_the_command_writes_the_values_of_a_task_beside_the_other_results(place: Path) -> None:

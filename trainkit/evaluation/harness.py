@@ -21,7 +21,7 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from trainkit.data.documents.chat_template import render
+from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluate_run import recipe_to_evaluate
 from trainkit.evaluation.likelihoods import Continuation, Likelihood, Scorer
@@ -35,6 +35,9 @@ ROWS = 16
 #: The keys under which a task says how many tokens are generated at most, and how many where it says nothing: those of
 #: lm-eval's model for transformers.
 _MOST_TOKENS, _USUAL_MOST = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"), 256
+
+#: Marks the end of a message that the model continues; transformers uses the same.
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that continues each context, up to a stop string or as many tokens as the task allows."""
         texts = [""] * len(requests)
-        seeds = _occurrences([request.args[0] for request in requests])  # tasks with repeats ask for several samples
+        seeds = _count_before([request.args[0] for request in requests])  # tasks with repeats ask for several samples
         for how, numbers in _alike([request.args[1] for request in requests]):
             contexts = {number: self._context(requests[number].args[0], how.max_tokens) for number in numbers}
             longest_first = sorted(numbers, key=lambda number: -len(contexts[number]))
@@ -148,8 +151,13 @@ class HarnessModel(TemplateLM):
         return (self.tok_encode(text) or [self.prefix_token_id])[-room:]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return a conversation as the model's template writes it. Raises TrainkitError if it cannot."""
-        return render(self._trained.template(), chat_history, add_generation_prompt=add_generation_prompt)
+        """Return a conversation as the model's template writes it. Raises TrainkitError if it cannot.
+
+        Without `add_generation_prompt` the last message is the beginning of the answer, which the model continues.
+        """
+        if not add_generation_prompt:
+            return render_to_continue(self._trained.template(), chat_history)
+        return render(self._trained.template(), chat_history, add_generation_prompt=True)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Return the Jinja of the model's template where one is asked for. Raises TrainkitError if it has none."""
@@ -192,7 +200,25 @@ class _Generation:
         return cls(int(most[0]) if most else _USUAL_MOST, Sampling(temperature=temperature, **kept), stop)
 
 
-def _occurrences(texts: Sequence[str]) -> list[int]:
+def render_to_continue(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str:
+    """Return a conversation up to the end of its last message, as transformers does with `continue_final_message`.
+
+    Raises:
+        TrainkitError: the template cannot write it, or omits the last message.
+    """
+    *before, last = messages
+    text = render(template, [*before, {**last, "content": f"{last['content']}{_MARK} "}])
+    begin, mark, end = text.rpartition(_MARK)
+    if not mark:
+        raise TrainkitError(
+            "the chat template omits the beginning of the answer that the task gives",
+            where="--chat",
+            hint=f"the template is {template.origin}",
+        )
+    return begin if end.startswith(" ") else begin.rstrip()  # the template takes blanks from the ends of messages
+
+
+def _count_before(texts: Sequence[str]) -> list[int]:
     """Return of each text how many equal ones come before it."""
     seen: Counter[str] = Counter()
     found: list[int] = []
