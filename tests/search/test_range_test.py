@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from trainer import BARE, trainkit, workplace
 
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.toml.load import Loaded
+from trainkit.search import range_test
 from trainkit.search.range_test import RangeTest, RateRecorder, _Enough
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
 def recorded(losses: list[float]) -> RateRecorder:
@@ -35,6 +42,22 @@ def test_a_loss_that_is_no_number_ends_the_test_and_a_loss_that_never_falls_sugg
     record = recorded([5.0, 5.1, 5.2, float("nan"), 4.0])
     assert record.exploded and len(record.points) == 3
     assert RangeTest(tuple(record.points), record.exploded).as_json()["suggestion"] is None
+
+
+def test_a_range_test_neither_evaluates_nor_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Recipe] = []
+
+    def attempt(*_: Any, loaded: Loaded, **__: Any) -> int:
+        seen.append(loaded.recipe)
+        raise _Enough
+
+    monkeypatch.setattr(range_test, "attempt", attempt)
+    settings = ["evaluate.every=5", "statistics.every=5", "checkpoint.keep_every=5"]
+    with pytest.raises(TrainkitError, match="exploded in step 1"):
+        range_test.find_rate(QUICKSTART, settings, low=1e-6, high=1.0, steps=20)
+    (recipe,) = seen
+    assert recipe.train.steps == 20 and recipe.sample is None
+    assert not (recipe.evaluate.every or recipe.statistics.every or recipe.checkpoint.keep_every)
 
 
 def test_find_lr_trains_with_rising_rates_and_leaves_no_run(tmp_path: Path) -> None:

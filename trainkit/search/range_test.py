@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from trainkit.events.log import number
 from trainkit.events.schema import Event
 from trainkit.hub.recipe import load
 from trainkit.parallel import hosts
+from trainkit.recipe import Recipe
+from trainkit.recipe.toml.files import with_values
 from trainkit.recipe.toml.modes import FULL
 from trainkit.recipe.toml.values import toml_value
 from trainkit.run.attempt import attempt
@@ -129,6 +131,7 @@ def find_rate(
             *(f"track.{tracker}=false" for tracker in NAMES),
         ]
         loaded = load(path, settings, mode=mode)
+        loaded = replace(loaded, recipe=_training_only(loaded.recipe))
         try:
             attempt(create(loaded), Start(), loaded=loaded, echo=record)
         except _Enough:
@@ -141,3 +144,14 @@ def find_rate(
                 exit_code=FAILED,
             ) from None
     raise TrainkitError("the test was stopped before its end", exit_code=FAILED)
+
+
+def _training_only(recipe: Recipe) -> Recipe:
+    """Return the recipe without evaluations, samples, statistics and checkpoints on the way."""
+    return with_values(
+        recipe,
+        evaluate=with_values(recipe.evaluate, every=None, patience=None),
+        sample=None,
+        statistics=type(recipe.statistics)(),
+        checkpoint=with_values(recipe.checkpoint, every_minutes=None, keep_every=None),
+    )
