@@ -111,6 +111,7 @@ class TargetWriter:
         self._hidden = {*codec.special_tokens.values(), *ends} - {codec.unknown}
         continues = recipe.model.kind != "encoder-decoder"
         of_texts = partial(items_of_texts, ends=ends, positions=recipe.data.positions)
+        self._items: Callable[[HostBatch, Sequence[Sequence[SourceSpan]]], Iterator[Item]]
         self._items = of_texts if continues else items_of_pairs
         context = recipe.language_model.context_length or (recipe.data.positions if continues else None)
         #: Positions that a prompt and its answer share.
