@@ -113,7 +113,8 @@ class HarnessModel(TemplateLM):
             tokens = self.tok_encode(request.args[0])
             found = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
             parts = [(None, *make_disjoint_window(window)) for window in found]
-            windows, owners = windows + parts, owners + [number] * len(parts)
+            windows += parts
+            owners += [number] * len(parts)
         totals = [0.0] * len(requests)
         for owner, (likelihood, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
             totals[owner] += likelihood
