@@ -60,6 +60,16 @@ def test_one_text_may_be_the_only_negative(tmp_path: Path) -> None:
     assert batch["tokens"].shape == (1, 3, 16) and (batch["filled"] > 2).all()
 
 
+@pytest.mark.parametrize(("template", "before"), [("hello {positive}", "hello "), ("{query} {positive}", "")])
+def test_negatives_have_the_words_around_the_positive(tmp_path: Path, template: str, before: str) -> None:
+    recipe = recipe_of(tmp_path, ROWS[:1], positive=template)
+    cache = caches.build(recipe)
+    batch = TrainSet(cache, recipe.model_copy(update={"task": Unshifted()})).batch(0)
+    used = batch["filled"][0].tolist()
+    texts = [cache.text_tokenizer.decode(batch["tokens"][0, side, : used[side]].tolist()) for side in range(4)]
+    assert texts[2:] == [f"[CLS] {before}{text} [SEP]" for text in ROWS[0]["negatives"][:2]]
+
+
 @pytest.mark.parametrize(
     ("negatives", "words"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.data.documents.pieces import Piece, RowContext, as_document
 from trainkit.data.documents.source_target import two_texts
+from trainkit.data.documents.templates import parse
 from trainkit.data.problems import Problem, kind_of, missing_key
 from trainkit.recipe.sections.paired_documents import PositivePair
 
@@ -24,10 +25,19 @@ def make(document: PositivePair, row: Mapping[str, Any], index: int, context: Ro
     texts = _negatives(document.negatives, document.negative_count, row)
     if isinstance(texts, tuple):
         return texts
+    texts = [_written_as(document.positive, text) for text in texts]
     if pieces[1].text in texts:
         return f"has its positive in '{document.negatives}' too", "a query cannot find a text and not find it"
     more = (replace(pieces[1], text=text, bytes=len(text.encode()), further=True) for text in texts)
     return as_document([*pieces, *more])
+
+
+def _written_as(template: str, text: str) -> str:
+    """Return a text in the place of the key of a template; the text alone where the template has several keys."""
+    parts = parse(template)
+    if sum(is_key for _, is_key in parts) != 1:
+        return text
+    return "".join(text if is_key else part for part, is_key in parts)
 
 
 def _negatives(key: str, count: int, row: Mapping[str, Any]) -> list[str] | Problem:

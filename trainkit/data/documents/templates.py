@@ -30,6 +30,8 @@ _LEARNED_IN_PART = "tokenised as a whole"
 _PROMPT_COUNTS_ONCE = "the prompt counts once"
 #: How the texts of a labelled pair are joined. An earlier version put no tokens between them.
 _TEXTS_ARE_DIVIDED = "the tokenizer's own tokens between"
+#: How hard negatives are written. An earlier version wrote them without the words around the positive.
+_NEGATIVES_ARE_ALIKE = "as the positive"
 #: Usual names of the key that holds text.
 _USUAL = ("text", "content", "body")
 
@@ -71,6 +73,8 @@ class RowReading:
             parts.append(_PROMPT_COUNTS_ONCE)
         if document_spec is not None and document_spec.is_pair:
             parts.append(_TEXTS_ARE_DIVIDED)
+        if document_spec is not None and document_spec.sequences > 2:
+            parts.append(_NEGATIVES_ARE_ALIKE)
         code = document_spec and plugin_digest(document_spec)
         return [*parts, ["plugin", code]] if code else parts
 

@@ -159,7 +159,8 @@ class PositivePair(TwoTexts):
     positive: str = "{positive}"
     """Template of the text to find, such as `"passage: {answer}"`."""
     negatives: str | None = None
-    """Key of a hard negative, or of a list of them. If absent, there are none."""
+    """Key of a hard negative, or of a list of them. If absent, there are none. If the template of the positive has one
+    key, each negative takes its place, so that both are written alike; else it is written alone."""
     negative_count: Count = 1
     """How many hard negatives of a row are used, the first ones; a row with fewer cannot be used."""
 
