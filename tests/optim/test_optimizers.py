@@ -10,6 +10,7 @@ import small
 from trajectories import SHAPES
 
 from trainkit import optim
+from trainkit.checkpoint.leaves import named_leaves
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.matrix import Muon
 from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
@@ -134,6 +135,14 @@ def test_smaller_states_come_mildest_first_and_are_smaller() -> None:
     for spec in (AdamW(learning_rate=1.0), AdamW(learning_rate=1.0, moments="bfloat16")):
         sizes = [spec.model_copy(update=change).state_bytes(shape) for change in spec.smaller()]
         assert sizes == sorted(sizes, reverse=True) and all(size < spec.state_bytes(shape) for size in sizes)
+
+
+def test_the_state_of_muon_has_the_paths_that_older_checkpoints_have() -> None:
+    matrices, rest = "0.inner_states.1-muon.inner_state.0", "0.inner_states.0-adamw.inner_state"
+    others = [name for name in SHAPES if name != "blocks.mlp_in.weight"]
+    wanted = {f"{matrices}.{field}" for field in ("count", "mu.blocks.mlp_in.weight", "ns_coeffs")}
+    wanted |= {f"{rest}.count", *(f"{rest}.{field}.{name}" for field in ("mu", "nu") for name in others)}
+    assert named_leaves(built(MUON).init(params())).keys() == wanted
 
 
 def test_muon_keeps_the_types_of_its_state_where_parameters_are_bfloat16() -> None:

@@ -68,7 +68,8 @@ def build(spec: Muon) -> optax.GradientTransformation:
         return structure.unflatten(scaled), contrib.MuonState(count, mu, state.ns_coeffs)
 
     muon = optax.GradientTransformation(init, update)
-    rule = optax.chain(_laprop(spec.laprop_decay), muon) if spec.laprop else muon
+    # a chain even without LaProp: the state has had its paths ever since
+    rule = optax.chain(_laprop(spec.laprop_decay), muon) if spec.laprop else optax.chain(muon)
     return stored(rule, spec.moments, {"mu": True, "nu": False})
 
 
