@@ -73,6 +73,16 @@ def test_a_run_ends_within_two_percent_of_its_time_under_any_load(
     assert orders[-1][1] == last and len(orders) < 60
 
 
+def test_a_run_whose_last_step_is_done_is_not_made_longer_by_the_time_that_is_left() -> None:
+    now = 0.0
+    finish = FinishInTime(seconds=300.0, most=1000, clock=lambda: now)
+    ends = []
+    for step in range(1, 21):
+        now = 10.0 * step
+        ends.append(finish.after(step, end=20))
+    assert any(ends[:-1]) and ends[-1] is None
+
+
 def test_a_run_takes_no_more_steps_than_it_may() -> None:
     took, _, last = simulate(3600, lambda t: 0.5, most=200)
     assert last == 200 and took == 100

@@ -63,6 +63,8 @@ class FinishInTime:
         now = self._clock()
         self._measure(step, now)
         left = self._ends - now
+        if step >= end:  # the decay is over: a later end would raise the rate again
+            return None
         if now < self._next_look or (left > 0 and len(self._seconds) < _FEWEST):
             return None
         self._next_look = now + max(_LOOK_SECONDS, _LOOK_SHARE * left)
