@@ -10,6 +10,7 @@ import trajectories
 from trajectories import SHAPES, trajectory
 
 from trainkit import optim
+from trainkit.optim.norms import layer_norm
 from trainkit.recipe.optimizers.first_order import Sgd
 from trainkit.recipe.optimizers.wrappers import (
     ClipAdaptive,
@@ -136,6 +137,14 @@ def test_a_step_with_an_outlier_changes_nothing_but_its_count(size: float) -> No
     assert all(map(np.array_equal, jax.tree.leaves(state.inner), jax.tree.leaves(after.inner)))
     directions, after = rule.update(grads, after, params, key=jax.random.key(0))
     assert all(leaf.all() for leaf in jax.tree.leaves(directions)) and optim.metrics(after)["skipped"] == 1
+
+
+def test_norms_of_bfloat16_parameters_are_taken_in_float32() -> None:
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 8)), jnp.bfloat16)
+    found = layer_norm(weights, stacked=True)
+    exact = np.sqrt((np.asarray(weights, np.float64) ** 2).sum((1, 2), keepdims=True))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 
 def test_the_spec_of_a_wrapper_says_how_many_bytes_it_keeps() -> None:

@@ -12,9 +12,9 @@ from trainkit.recipe.optimizers.first_order import Lars
 
 
 def layer_norm(x: Float[Array, ...], *, stacked: bool) -> Float[Array, ...]:
-    """Return the norm of a parameter, or of each layer's in a stack (of the same rank, its other axes being 1)."""
+    """Return the norm of a parameter, or of each layer's in a stack, in float32; its other axes are of length 1."""
     axes = tuple(range(stacked, x.ndim))
-    return jnp.sqrt(jnp.square(x).sum(axes, keepdims=True))
+    return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))
 
 
 def trust_ratio(spec: Lamb | Lars, *, stacked: bool) -> optax.GradientTransformation:
