@@ -60,6 +60,15 @@ def test_a_range_test_neither_evaluates_nor_samples(monkeypatch: pytest.MonkeyPa
     assert not (recipe.evaluate.every or recipe.statistics.every or recipe.checkpoint.keep_every)
 
 
+def test_steps_whose_batches_have_no_targets_are_no_points_of_the_test() -> None:
+    record = RateRecorder(3)
+    for step, metrics in ((1, {"train/loss": 5.0, "optimizer/learning_rate": 1e-6}), (2, {})):
+        record({"type": "step", "step": step, "metrics": metrics})
+    with pytest.raises(_Enough):
+        record({"type": "step", "step": 3, "metrics": {}})
+    assert [point.step for point in record.points] == [1] and not record.exploded
+
+
 def test_find_lr_trains_with_rising_rates_and_leaves_no_run(tmp_path: Path) -> None:
     place = workplace(tmp_path, BARE, documents=10)
     done = trainkit(place, "find-lr", "tiny.toml", "--json", "--steps", "12", "--low", "1e-4", "--high", "1e-2")

@@ -89,6 +89,10 @@ class RateRecorder:
     def __call__(self, event: Event) -> None:
         if event["type"] != "step":
             return
+        if "train/loss" not in event["metrics"]:  # a batch without targets
+            if event["step"] == self._steps:
+                raise _Enough
+            return
         loss = number(event["metrics"]["train/loss"])
         if not math.isfinite(loss):
             self.exploded = True
