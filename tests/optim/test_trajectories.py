@@ -271,6 +271,14 @@ def test_sophia_divides_by_the_true_diagonal_of_a_quadratic() -> None:
     assert 0 <= optim.metrics(state)["clipped_share"] <= 1
 
 
+def test_sophia_beside_another_rule_sees_its_own_part_of_the_curvature() -> None:
+    sgd = Sgd(type="sgd", **RATE)
+    sophia = Sophia(type="sophia", gamma=5.0, weight_decay=0.0, **RATE)
+    grouped = sophia.model_copy(update={"groups": (Group(match="output", optimizer=sgd),)})
+    (alone, _), (beside, _), (other, _) = (trajectory(spec, steps=20) for spec in (sophia, grouped, sgd))
+    trajectories.assert_equal(beside, {**alone, "output": other["output"]}, within=2e-3)
+
+
 def test_the_slow_average_of_ademamix_rises_from_the_fast_one() -> None:
     from trainkit.optim.adam import _slow_decay, _weight
 

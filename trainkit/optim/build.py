@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from trainkit.optim.decay import decayed
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
@@ -118,7 +118,32 @@ def _by_rule(
         return transformation(distinct[0])
     labels = [f"{number}-{part.rule.type}" for number, part in enumerate(distinct)]
     transforms = {label: transformation(part) for label, part in zip(labels, distinct, strict=True)}
-    return optax.partition(transforms, jax.tree.map(lambda part: labels[distinct.index(part)], parts, is_leaf=_is_part))
+    divided = optax.partition(
+        transforms, jax.tree.map(lambda part: labels[distinct.index(part)], parts, is_leaf=_is_part)
+    )
+    return _with_gradients_of_parts(divided)
+
+
+def _with_gradients_of_parts(divided: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Return a partition whose parts may give `grad_fn` parameters with the others masked, as they are given them."""
+
+    def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
+        grad_fn = extras.get("grad_fn")
+
+        def of_part(own: PyTree) -> tuple[Array, PyTree]:
+            def filled(other: Any, leaf: Any) -> Any:
+                return leaf if _is_masked(other) else other
+
+            value, found = grad_fn(jax.tree.map(filled, own, params, is_leaf=_is_masked))
+            return value, jax.tree.map(lambda o, g: o if _is_masked(o) else g, own, found, is_leaf=_is_masked)
+
+        return divided.update(grads, state, params, **(extras | {"grad_fn": of_part} if grad_fn else extras))
+
+    return optax.GradientTransformationExtraArgs(divided.init, update)
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
 
 
 def _build_of(spec: OptimizerSpec | WrapperSpec) -> Callable[..., Any]:
