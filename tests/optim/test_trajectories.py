@@ -240,6 +240,14 @@ def test_prodigy_decays_by_its_estimate_what_is_decayed() -> None:
     assert optim.metrics(state)["estimated_rate"] >= 0.01
 
 
+@pytest.mark.parametrize("kind", [Prodigy, DAdaptAdam])
+def test_an_estimate_survives_a_first_learning_rate_of_zero(kind: type[OptimizerSpec]) -> None:
+    (name,) = kind.model_fields["type"].annotation.__args__
+    found, state = trajectory(kind(type=name), steps=10, rate=lambda step: jnp.minimum(1, step / 4))
+    assert all(np.isfinite(value).all() for value in found.values())
+    assert 1e-6 <= optim.metrics(state)["estimated_rate"] < np.inf
+
+
 def test_an_optimizer_that_estimates_one_rate_is_not_beside_another() -> None:
     group = Group(match="output", optimizer=Sgd(type="sgd", **RATE))
     with pytest.raises(ValueError, match=r'groups\.0\.optimizer: "prodigy" estimates one learning rate'):
@@ -290,6 +298,15 @@ def test_the_slow_average_of_ademamix_rises_from_the_fast_one() -> None:
     spec = AdEMAMix(type="ademamix", ramp=1000, **RATE)
     assert float(_weight(spec)(499)) == pytest.approx(2.5) and float(_weight(spec)(5000)) == 5.0
     assert np.isfinite(trajectory(spec, steps=20)[0]["output"]).all()
+    with pytest.raises(ValueError, match="the first must be above 0"):
+        AdEMAMix(type="ademamix", betas=(0.0, 0.999, 0.9999), ramp=1000, **RATE)
+
+
+def test_a_deviation_is_not_computed_from_rounded_averages() -> None:
+    with pytest.raises(ValueError, match=r'optimizer\.moments = "int8" does not go with optimizer\.centered'):
+        RmsProp(type="rmsprop", centered=True, moments="int8", **RATE)
+    assert not list(RmsProp(type="rmsprop", centered=True, **RATE).smaller())
+    assert list(RmsProp(type="rmsprop", **RATE).smaller())
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])

@@ -67,8 +67,14 @@ def _estimating(
         updates, after = at(learning_rate).update(grads, state.inner, full)
         t = state.inner.count + 1
         estimate = state.inner.estim_lr * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        scale = jnp.where(learning_rate > 0, 1 / jnp.where(learning_rate > 0, learning_rate, 1), 0)
-        directions = jax.tree.map(lambda u, p, d: -scale * u + estimate * d * decay_share * p, updates, full, decays)
-        return directions, EstimateState(after)
+        moves = learning_rate > 0
+        scale = 1 / jnp.where(moves, learning_rate, 1)
+
+        def direction(u: Array, p: Array, d: float) -> Array:
+            return jnp.where(moves, -scale * u, 0) + estimate * d * decay_share * p
+
+        # before the first rate above 0 the estimate would be 0 / 0
+        estim_lr = jnp.where(jnp.isfinite(after.estim_lr), after.estim_lr, state.inner.estim_lr)
+        return jax.tree.map(direction, updates, full, decays), EstimateState(after._replace(estim_lr=estim_lr))
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -149,6 +149,16 @@ class AdEMAMix(WithMoments):
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 3
 
+    @model_validator(mode="after")
+    def _a_decay_can_rise(self) -> AdEMAMix:
+        fast, _, slow = self.betas
+        if self.ramp and not 0 < fast <= slow:
+            raise ValueError(
+                f"optimizer.ramp = {self.ramp} lets the slow decay rise from betas.0 = {fast:g} to betas.2 = {slow:g}:"
+                " the first must be above 0, and not above the other"
+            )
+        return self
+
 
 class Adopt(WithMoments):
     """Adam that converges with any second decay: each gradient is divided before it is averaged, by the squares of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -116,6 +117,18 @@ class RmsProp(WithMoments):
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 1
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "centered"})
+
+    @model_validator(mode="after")
+    def _a_deviation_is_exact(self) -> RmsProp:
+        if self.centered and self.moments != "float32":
+            raise ValueError(
+                f'optimizer.moments = "{self.moments}" does not go with optimizer.centered = true: rounded, an average'
+                ' of squares may be below the square of the average, which has no root; write moments = "float32"'
+            )
+        return self
+
+    def smaller(self) -> Iterator[dict[str, Any]]:
+        return iter(()) if self.centered else super().smaller()
 
     def state_key_values(self) -> dict[str, Any]:
         return super().state_key_values() | {"momentum": "above 0" if self.momentum else "0"}
