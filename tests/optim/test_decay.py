@@ -45,7 +45,8 @@ def adamw(steps: int, *, decay_type: str, decay: float, peak: float, share, caut
             direction = m[name] / (1 - 0.9 ** (t + 1)) / (np.sqrt(v[name] / (1 - 0.95 ** (t + 1))) + 1e-8)
             if cautious:
                 agrees = direction * g > 0
-                direction = direction * agrees / max(agrees.mean(), 1e-3)
+                own = tuple(range(name.startswith("blocks."), agrees.ndim))  # each layer's parameter is one of its own
+                direction = direction * agrees / np.maximum(agrees.mean(own, keepdims=True), 1e-3)
             terms = {
                 "coupled": 0.0,
                 "decoupled": rate * weight * p,

@@ -12,16 +12,19 @@ from jaxtyping import Array, PyTree
 from trainkit.recipe.optimizers.wrappers import Cautious
 
 
-def build(spec: Cautious, inner: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """Return `inner` with its directions masked (Liang et al. 2024, algorithm 1)."""
+def build(
+    spec: Cautious, inner: optax.GradientTransformationExtraArgs, *, stacked: PyTree[bool]
+) -> optax.GradientTransformationExtraArgs:
+    """Return `inner` with its directions masked, layer by layer (Liang et al. 2024, algorithm 1)."""
 
     def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
         directions, state = inner.update(grads, state, params, **extras)
-        return jax.tree.map(_masked, directions, grads), state
+        return jax.tree.map(_masked, directions, grads, stacked), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _masked(direction: Array, grad: Array) -> Array:
+def _masked(direction: Array, grad: Array, layers: bool) -> Array:
     agrees = (direction * grad > 0).astype(direction.dtype)
-    return direction * agrees / jnp.maximum(agrees.mean(), 1e-3)
+    share = agrees.mean(tuple(range(layers, agrees.ndim)), keepdims=True)
+    return direction * agrees / jnp.maximum(share, 1e-3)

@@ -45,6 +45,7 @@ class Cautious(WrapperSpec):
 
     implementation: ClassVar[str] = "trainkit.optim.cautious"
     around: ClassVar[Around] = "rule"
+    by_layer: ClassVar[bool] = True
 
 
 class ClipValue(WrapperSpec):
