@@ -131,6 +131,12 @@ def test_a_change_of_groups_or_wrappers_is_allowed_if_the_saved_state_fits_it(
     assert (old.state_key_values() == new.state_key_values()) is fits
 
 
+def test_mars_does_not_take_saved_gradients_for_parameters() -> None:
+    ways = [spec_of({**ADAMW, "wrappers": ({**MARS, **more},)}) for more in ({}, {"gamma": 0.1}, {"exact": True})]
+    plain, other_gamma, exact = (spec.state_key_values() for spec in ways)
+    assert plain == other_gamma != exact
+
+
 @pytest.mark.parametrize("name", [type_of(member) for member in (*OPTIMIZERS, *WRAPPERS)])
 def test_an_update_of_bfloat16_parameters_keeps_the_types_of_every_state(name: str) -> None:
     """A scan over micro-batches, a donated state and a checkpoint need the same arrays after a step as before."""

@@ -223,7 +223,8 @@ class OptimizerSpec(Spec):
             first = next(first for first, other in rules.items() if other == rule)
             if first != key:
                 values[key] = f"as optimizer.{first}"
-        kept = [w.type for around in ("rule", "update") for w in self.wrappers if w.has_state and w.around == around]
+        with_state = [wrapper for wrapper in self.wrappers if wrapper.has_state]
+        kept = [w.kind_of_state for around in ("rule", "update") for w in with_state if w.around == around]
         return values | ({"wrappers with state": ", ".join(kept)} if kept else {})
 
 

@@ -34,6 +34,11 @@ class WrapperSpec(Spec):
         """Return the bytes of state kept for one parameter of this shape."""
         return 0
 
+    @property
+    def kind_of_state(self) -> str:
+        """Return what its state is, in words: with another kind a checkpoint does not fit."""
+        return self.type
+
 
 class Cautious(WrapperSpec):
     """Update only where the direction agrees in sign with the gradient (Liang et al. 2024, arXiv:2411.16085).
@@ -175,6 +180,10 @@ class Mars(WrapperSpec):
 
     def state_bytes(self, shape: tuple[int, ...]) -> int:
         return 4 * math.prod(shape)
+
+    @property
+    def kind_of_state(self) -> str:
+        return f"{self.type} of {'parameters' if self.exact else 'gradients'}"
 
 
 #: Every wrapper of the recipe language.
