@@ -70,6 +70,13 @@ def test_fp8_that_would_hardly_be_used_is_refused(more: dict[str, Any], words: s
         Recipe.model_validate(RECIPE | {"precision": {"compute": "fp8"}} | more)
 
 
+def test_a_faster_second_matrix_is_refused_where_one_rate_is_for_all() -> None:
+    free = {"type": "schedule-free", "learning_rate": 1e-3}
+    Recipe.model_validate(RECIPE | {"optimizer": free, "adapter": {}})
+    with pytest.raises(ValidationError, match='learning_rate_ratio = 16 cannot scale "schedule-free"'):
+        Recipe.model_validate(RECIPE | {"optimizer": free, "adapter": {"learning_rate_ratio": 16}})
+
+
 def test_fewer_layers_than_none_cannot_do_without_a_window() -> None:
     with pytest.raises(ValidationError, match="layers_without_window"):
         Qwen3(layers=2, hidden=32, heads=4, intermediate=48, layers_without_window=-1)

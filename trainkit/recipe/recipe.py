@@ -194,6 +194,18 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
+    def _the_adapter_scales_no_rate_that_belongs_to_a_rule(self) -> Recipe:
+        if self.adapter is not None and self.adapter.learning_rate_ratio != 1:
+            shapes = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.positions)
+            for rule in (self.optimizer.owner(name, shape) for name, shape in shapes.items()):
+                if rule.owns_rate:
+                    raise ValueError(
+                        f"adapter.learning_rate_ratio = {self.adapter.learning_rate_ratio:g} cannot scale"
+                        f' "{rule.type}", which has one learning rate for all parameters: leave it out'
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _the_average_fits(self) -> Recipe:
         if self.average is None:
             return self
