@@ -113,6 +113,12 @@ def test_a_schedule_of_the_optimizer_that_cannot_be_is_refused(tmp_path: Path, t
         check_lengths(load(path), "full")
 
 
+def test_a_schedule_of_what_only_an_inner_rule_decays_is_no_mistake(tmp_path: Path) -> None:
+    muon = 'type = "muon"\nlearning_rate = 1e-3\nweight_decay = 0.0\nadamw = { learning_rate = 1e-3 }'
+    path = write(tmp_path, changed(("learning_rate = 1e-3", f'{muon}\n[schedules.weight_decay]\ntype = "linear"')))
+    assert load(path).recipe.decay_schedule is not None
+
+
 def test_cautious_updates_move_only_where_gradient_and_direction_agree() -> None:
     spec = AdamW(learning_rate=0.05, weight_decay=0.0, wrappers=(Cautious(type="cautious"),))
     found, _ = trajectories.trajectory(spec, steps=30, rate=share)

@@ -97,7 +97,10 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _what_is_scheduled_is_not_zero(self) -> Recipe:
-        decays = (self.optimizer.weight_decay, *(group.weight_decay for group in self.optimizer.groups))
+        groups = self.optimizer.groups
+        rules = (self.optimizer, *(group.optimizer for group in groups if group.optimizer is not None))
+        decays = [part.weight_decay for rule in rules for part in rule.parts().values()]
+        decays += [group.weight_decay or 0.0 for group in groups]
         if self.decay_schedule is not None and not any(decays):
             raise ValueError("schedules.weight_decay scales optimizer.weight_decay, which is 0: set it too")
         return self
