@@ -92,6 +92,21 @@ def test_the_gradient_is_taken_where_the_loss_is_greatest_nearby(adaptive: bool)
     trajectories.assert_equal(end(Sam(type="sam", rho=0.5, adaptive=adaptive)), descend(change))
 
 
+def test_sam_moves_bfloat16_parameters_by_less_than_their_rounding() -> None:
+    ones = {"output": jnp.ones((4, 4), jnp.bfloat16)}
+    grads = jax.tree.map(lambda p: p.astype(jnp.float32), ones)
+    places = []
+
+    def grad_fn(at):
+        places.append(at)
+        return 0.0, grads
+
+    spec = Sgd(type="sgd", learning_rate=RATE, wrappers=(Sam(type="sam", rho=1e-3),))
+    rule = optim.build(spec, {"output": "output"}, ones)
+    rule.update(grads, rule.init(ones), ones, key=jax.random.key(0), grad_fn=grad_fn)
+    np.testing.assert_allclose(np.linalg.norm(places[0]["output"] - 1), 1e-3, rtol=1e-3)
+
+
 def test_lookahead_returns_half_the_way_every_five_steps() -> None:
     slow = trajectories.start()
 

@@ -32,7 +32,8 @@ def build(spec: Sam, inner: optax.GradientTransformationExtraArgs) -> optax.Grad
         distance = spec.rho / jnp.maximum(optax.tree.norm(scaled), 1e-12)
 
         def moved(p: Array, s: Array) -> Array:
-            return (p + distance * (jnp.abs(p) * s if spec.adaptive else s)).astype(p.dtype)
+            p = p.astype(jnp.float32)  # rounded to bfloat16, most numbers would not move at all
+            return p + distance * (jnp.abs(p) * s if spec.adaptive else s)
 
         _, there = grad_fn(jax.tree.map(moved, params, scaled))
         return inner.update(there, state, params, grad_fn=grad_fn, **extras)
