@@ -263,6 +263,15 @@ def test_what_would_make_the_average_of_schedule_free_wrong_is_refused() -> None
         Sgd(type="sgd", groups=(Group(match="output", optimizer=inner),), **RATE)
 
 
+def test_a_group_scales_no_rate_that_another_group_has_given_to_schedule_free() -> None:
+    half = Group(match="output", learning_rate_factor=0.5)
+    free, sgd = ScheduleFree(type="schedule-free", **RATE), Sgd(type="sgd", **RATE)
+    with pytest.raises(ValueError, match=r'groups\.1: learning_rate_factor = 0\.5 cannot scale "schedule-free"'):
+        Sgd(type="sgd", groups=(Group(match="output", optimizer=free), half), **RATE).check_groups(SHAPES)
+    groups = (Group(match="output", optimizer=sgd), half)
+    ScheduleFree(type="schedule-free", groups=groups, **RATE).check_groups(SHAPES)
+
+
 def test_sophia_divides_by_the_true_diagonal_of_a_quadratic() -> None:
     curvature, _, _ = trajectories.problem(STEPS)
     m, h = ({name: np.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2))

@@ -146,8 +146,11 @@ class OptimizerSpec(Spec):
 
     def owner(self, name: str, shape: Shape) -> OptimizerSpec:
         """Return the rule that updates the parameter `name`: that of the last group that chooses one, or its own."""
-        chosen = [group.optimizer for group in self.groups_of(name) if group.optimizer is not None]
-        return chosen[-1].rule_of(name, shape) if chosen else self.rule_of(name, shape)
+        return (self._chosen(name) or self).rule_of(name, shape)
+
+    def _chosen(self, name: str) -> OptimizerSpec | None:
+        """Return the optimizer of the last group that chooses one for a parameter; None if no group does."""
+        return next((group.optimizer for group in reversed(self.groups_of(name)) if group.optimizer is not None), None)
 
     def groups_of(self, name: str) -> list[Group]:
         """Return the groups that match a parameter, in their order."""
@@ -189,16 +192,18 @@ class OptimizerSpec(Spec):
                     f" the parameters are {', '.join(names)}"
                 )
         for number, group in enumerate(self.groups):
-            if (group.optimizer or self).owns_rate and group.learning_rate_factor not in (0, 1):
-                kind = (group.optimizer or self).type
+            rules = (self._chosen(name) or self for name in names if fnmatchcase(name, group.match))
+            rule = next((rule for rule in rules if rule.owns_rate), None)
+            if rule is not None and group.learning_rate_factor not in (0, 1):
                 raise ValueError(
                     f"optimizer.groups.{number}: learning_rate_factor = {group.learning_rate_factor:g} cannot scale"
-                    f' "{kind}", which has one learning rate for all parameters; only 0 (frozen) and 1 are possible'
+                    f' "{rule.type}", which has one learning rate for all parameters; only 0 (frozen) and 1 are'
+                    " possible"
                 )
         for name in names:
-            rules = [group for group in self.groups_of(name) if group.optimizer is not None]
-            if any(group.optimizer != rules[0].optimizer for group in rules):
-                matches = " and ".join(repr(group.match) for group in rules)
+            choosing = [group for group in self.groups_of(name) if group.optimizer is not None]
+            if any(group.optimizer != choosing[0].optimizer for group in choosing):
+                matches = " and ".join(repr(group.match) for group in choosing)
                 raise ValueError(
                     f"optimizer.groups: {matches} choose different optimizers for {name};"
                     " make the globs disjoint or give both the same optimizer"
