@@ -128,7 +128,7 @@ def _with_gradients_of_parts(divided: optax.GradientTransformationExtraArgs) -> 
     """Return a partition whose parts may give `grad_fn` parameters with the others masked, as they are given them."""
 
     def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
-        grad_fn = extras.get("grad_fn")
+        grad_fn: Any = extras.get("grad_fn")
 
         def of_part(own: PyTree) -> tuple[Array, PyTree]:
             def filled(other: Any, leaf: Any) -> Any:
