@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 from optax import contrib
 
-from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy
+from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, EstimatingAdam, Prodigy
 
 
 class EstimateState(NamedTuple):
@@ -46,7 +46,7 @@ def build_dadapt(spec: DAdaptAdam, *, decays: PyTree[float]) -> optax.GradientTr
 
 
 def _estimating(
-    at: Callable[[Any], optax.GradientTransformationExtraArgs], spec: Prodigy | DAdaptAdam, decays: PyTree[float]
+    at: Callable[[Any], optax.GradientTransformationExtraArgs], spec: EstimatingAdam, decays: PyTree[float]
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer `at(learning rate)`, given the rate of each step, as directions for that rate."""
     b1, b2 = spec.betas

@@ -47,55 +47,53 @@ class ScheduleFree(OptimizerSpec):
         return 4 * math.prod(shape) * (2 if self.base == "adamw" else 1)
 
 
-class Prodigy(OptimizerSpec):
+class EstimatingAdam(OptimizerSpec):
+    """Adam that estimates its own learning rate.
+
+    `learning_rate` multiplies the estimate: leave it at 1. The log has the estimate as `optimizer/estimated_rate`.
+    """
+
+    learning_rate: Positive = 1.0
+    """Multiplies the estimate."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+    first_estimate: Positive = 1e-6
+    """The estimate before the first step: too small does little harm."""
+    weight_decay: NotNegative = 0.01
+
+    owns_rate: ClassVar[bool] = True
+    decays_itself: ClassVar[bool] = True
+
+
+class Prodigy(EstimatingAdam):
     """Adam that estimates its own learning rate (Mishchenko & Defazio 2024, arXiv:2306.06101).
 
     `learning_rate` multiplies the estimate: leave it at 1. The log has the estimate as `optimizer/estimated_rate`.
     """
 
     type: Literal["prodigy"]
-    learning_rate: Positive = 1.0
-    """Multiplies the estimate."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
-    """Added to the root of the second average."""
-    first_estimate: Positive = 1e-6
-    """The estimate before the first step: too small does little harm."""
     growth: Positive = 1.0
     """Multiplies new estimates."""
     safeguard_warmup: bool = False
     """Whether the learning rate of a warm-up is left out of the estimate's divisor."""
-    weight_decay: NotNegative = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.parameter_free:build_prodigy"
-    owns_rate: ClassVar[bool] = True
-    decays_itself: ClassVar[bool] = True
 
     def state_bytes(self, shape: Shape) -> int:
         return 4 * 4 * math.prod(shape)
 
 
-class DAdaptAdam(OptimizerSpec):
+class DAdaptAdam(EstimatingAdam):
     """AdamW that estimates its own learning rate (Defazio & Mishchenko 2023, arXiv:2301.07733).
 
     `learning_rate` multiplies the estimate: leave it at 1. The log has the estimate as `optimizer/estimated_rate`.
     """
 
     type: Literal["dadapt"]
-    learning_rate: Positive = 1.0
-    """Multiplies the estimate."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
-    """Added to the root of the second average."""
-    first_estimate: Positive = 1e-6
-    """The estimate before the first step: too small does little harm."""
-    weight_decay: NotNegative = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.parameter_free:build_dadapt"
-    owns_rate: ClassVar[bool] = True
-    decays_itself: ClassVar[bool] = True
 
     def state_bytes(self, shape: Shape) -> int:
         return 3 * 4 * math.prod(shape)
