@@ -51,7 +51,7 @@ class ShownRow:
 
 
 class HiddenTokens(NamedTuple):
-    """A batch of which a step hides some tokens."""
+    """A batch in which a step hides some tokens."""
 
     inputs_BT: np.ndarray
     """The tokens as the model reads them."""

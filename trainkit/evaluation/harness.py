@@ -141,7 +141,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _context(self, text: str, max_tokens: int) -> list[int]:
-        """Return the last tokens of a text, of which the model can still write `max_tokens` more."""
+        """Return the last tokens of a text, so few that the model can still write `max_tokens` after them."""
         room = self.max_length - max_tokens
         if room < 1:
             raise TrainkitError(

@@ -118,7 +118,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def put_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the special tokens that a tokenizer puts before a text, and those it puts after it."""
     whole, bare = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
-    if not bare:  # in an empty text, tokens before it cannot be told from tokens after it
+    if not bare:  # around an empty text, tokens before it look the same as tokens after it
         return (), ()
     place = _find(bare, whole)
     return tuple(whole[:place]), tuple(whole[place + len(bare) :])

@@ -75,7 +75,7 @@ class ScheduleSpec(Spec):
         Args:
             before: where the decay began, or would have begun, and ended until now.
         """
-        raise NotImplementedError(f"the schedule {self.type} has no decay")
+        raise AssertionError(f"only a schedule with a decay is asked, not {self.type}")
 
     def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any, decay_end: Any = None) -> Any:
         """Return the learning rate of the update after `step` others, in a run of `steps`.
