@@ -141,7 +141,7 @@ def test_through_pipes_a_line_is_a_turn_and_only_answers_are_on_stdout(templated
 
 def test_what_is_reported_beside_a_conversation_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     session = Session(None, None, None, stop=(), seed=None)  # type: ignore[arg-type]
-    session.tell("added to \x1b[2J.jsonl")
+    session.show("added to \x1b[2J.jsonl")
     assert capsys.readouterr() == ("", "added to ␛[2J.jsonl\n")
 
 

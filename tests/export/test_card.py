@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sample_recipe import write
 
-from trainkit.hub.card import Made, adapter_card, as_told, card
+from trainkit.hub.card import Made, adapter_card, card, shareable_recipe
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.toml.load import load
 
@@ -29,7 +29,7 @@ MADE = Made(
 )
 def test_of_paths_in_the_recipe_the_last_part_is_reported(tmp_path: Path, given: str, told: str) -> None:
     path = write(tmp_path / "John Smith")
-    recipe = as_told(load(path, [given]))
+    recipe = shareable_recipe(load(path, [given]))
     assert told in recipe and "# …/sample.toml:4" in recipe and "from …/sample.toml\n" in recipe
     assert not any(part in recipe for part in ("Smith", "it's", str(tmp_path), str(Path.cwd())))
 

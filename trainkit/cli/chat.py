@@ -158,7 +158,7 @@ class Session:
 
     def greet(self, what: str) -> None:
         if self._terminal:
-            self.tell(f"{what}: /help lists the commands, Ctrl-D quits")
+            self.show(f"{what}: /help lists the commands, Ctrl-D quits")
 
     def lines(self) -> Iterator[str]:
         """Yield what the person types, until the input ends."""
@@ -176,7 +176,7 @@ class Session:
                 if not self._terminal:
                     raise
                 said.clear()
-                self.tell("\nCtrl-D or /quit quits")
+                self.show("\nCtrl-D or /quit quits")
                 continue
             said.append(line.removesuffix("\\"))
             if not line.endswith("\\"):
@@ -191,10 +191,10 @@ class Session:
             if line.strip():
                 self._answer(line.removeprefix("/") if line.startswith("//") else line)
         except TrainkitError as error:
-            self.tell(f"error: {error}", style="red")
+            self.show(f"error: {error}", style="red")
         return True
 
-    def tell(self, text: str, *, style: str = "dim") -> None:
+    def show(self, text: str, *, style: str = "dim") -> None:
         # a file's name or a template's words must not move the cursor
         self._console.print(neutralise(text, flowing=True), style=style, soft_wrap=True)
 
@@ -206,18 +206,18 @@ class Session:
                 return False
             case "/reset":
                 self._talk.reset()
-                self.tell("new conversation")
+                self.show("new conversation")
             case "/system":
                 self._talk.instruct(rest)
-                self.tell(
+                self.show(
                     "new conversation with this system message" if rest else "new conversation without a system message"
                 )
             case "/save":
                 self._save(rest)
             case "/help":
-                self.tell(HELP)
+                self.show(HELP)
             case _:
-                self.tell(f"there is no command {word}; the commands are:\n{HELP}")
+                self.show(f"there is no command {word}; the commands are:\n{HELP}")
         return True
 
     def _save(self, name: str) -> None:
@@ -229,7 +229,7 @@ class Session:
                 file.write(json.dumps(self._talk.saved(), ensure_ascii=False) + "\n")
         except OSError as error:
             raise TrainkitError(f"the conversation cannot be saved: {error.strerror}", where=str(path)) from error
-        self.tell(f"added to {path}")
+        self.show(f"added to {path}")
 
     def _answer(self, said: str) -> None:
         from trainkit.infer.generator import Request
@@ -247,6 +247,6 @@ class Session:
         print(flush=True)
         self._talk.add(said, text)
         if stopped() and reason is None:
-            self.tell("stopped")
+            self.show("stopped")
         elif reason == "length":
-            self.tell(f"stopped after {len(news.answer.ids)} tokens (--max-tokens, or the model's context)")
+            self.show(f"stopped after {len(news.answer.ids)} tokens (--max-tokens, or the model's context)")

@@ -183,7 +183,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             return  # the last tick while the app closes, after its screens and widgets
         self._header.show(view, state=source.state(now), now=now, read=read, problem=source.problem)
         if self.replay:
-            self._tabs.tell(replay_keys.status(self.replay))
+            self._tabs.show_status(replay_keys.status(self.replay))
         page = self._page()
         offered = (self.forbidden, page and [page.offers(action) for action in page.footer_actions()])
         if offered != self._offered:

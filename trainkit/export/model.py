@@ -27,7 +27,7 @@ from trainkit.events.attempts import current_events
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import of_kinds
 from trainkit.hub import tokenizer
-from trainkit.hub.card import Made, as_told, card
+from trainkit.hub.card import Made, card, shareable_recipe
 from trainkit.hub.config import check_loads
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
@@ -147,7 +147,7 @@ def made_by(directory: Path, loaded: Loaded, step: int, *, weights: Weights = "p
     return Made(
         name=str(loaded.recipe.run.name),
         step=step,
-        recipe=as_told(loaded),
+        recipe=shareable_recipe(loaded),
         # a resolved recipe has the whole path of a local directory, which a card cannot link to
         base=None if base is None or Path(base).is_absolute() else base,
         evaluations={

@@ -22,7 +22,7 @@ class Made:
     name: str
     step: int
     recipe: str
-    """As `as_told` has it."""
+    """TOML, as `shareable_recipe` returns it."""
     base: str | None
     """What it began with, where that is on the hub: a card links to it."""
     evaluations: Mapping[str, Mapping[str, float]]
@@ -33,7 +33,7 @@ class Made:
     """Which weights of that step these are, as a sentence, where there are several."""
 
 
-def as_told(loaded: Loaded) -> str:
+def shareable_recipe(loaded: Loaded) -> str:
     """Return a recipe as TOML. Paths are shortened to their last part, so that they reveal nothing of the machine."""
 
     def show(text: str) -> str:

@@ -141,15 +141,15 @@ def first_problem(name: str, problem: str | None) -> str | None:
     return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
 
 
-def tell_first(message: str) -> None:
-    """Leave a message that `heard_from_others` returns in the first process."""
+def send_to_first(message: str) -> None:
+    """Send a message, which `messages_from_others` returns in the first process."""
     assert _group is not None
-    _group.client.key_value_set(f"trainkit/told/{_group.number}", message, allow_overwrite=True)
+    _group.client.key_value_set(f"trainkit/messages/{_group.number}", message, allow_overwrite=True)
 
 
-def heard_from_others() -> list[str]:
-    """Return the messages that the other processes have left so far."""
-    return [message for _, message in _group.client.key_value_dir_get("trainkit/told/")] if _group else []
+def messages_from_others() -> list[str]:
+    """Return the last message of each process that has sent one."""
+    return [message for _, message in _group.client.key_value_dir_get("trainkit/messages/")] if _group else []
 
 
 def end_together() -> None:

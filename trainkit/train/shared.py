@@ -64,7 +64,7 @@ class SharedSignals:
         """Return the signal that any process received. All processes must read this equally often."""
         if not hosts.is_first() and self._own.received and not self._passed_on:
             self._passed_on = True
-            hosts.tell_first(str(self._own.received))
+            hosts.send_to_first(str(self._own.received))
         return hosts.from_first(self._of_any)
 
     @property
@@ -75,6 +75,6 @@ class SharedSignals:
     def _of_any(self) -> int | None:
         if self._own.received is None and hosts.count() > 1 and time.monotonic() - self._looked > _LOOK_EVERY:
             self._looked = time.monotonic()
-            if told := hosts.heard_from_others():
-                self._own.received = int(told[0])
+            if messages := hosts.messages_from_others():
+                self._own.received = int(messages[0])
         return self._own.received

@@ -162,7 +162,7 @@ class Tabs(Widget):
         self._shown = name
         self.refresh()
 
-    def tell(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Show `text` on the right."""
         if text != self._status:
             self._status = text

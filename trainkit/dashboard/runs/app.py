@@ -148,7 +148,7 @@ class RunsApp(Themed[RunSelection]):
             self._drawn = content
             rows = [TableRow(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
             self._rows.show(columns, rows, empty=empty)
-            self._tell_chosen()
+            self._show_chosen()
         which = f"{len(self._lines):,} with “{arranged.filter}”, escape: all" if arranged.filter else ""
         called = f"leaderboard by {by.name}" if arranged.leaderboard else "runs"
         heading = words.heading(self._runs, arranged)
@@ -157,7 +157,7 @@ class RunsApp(Themed[RunSelection]):
             self._title.update(heading)
             self._frame.border_title, self._frame.border_subtitle = cell(called, theme.DIM), cell(which, theme.WARN)
 
-    def _tell_chosen(self) -> None:
+    def _show_chosen(self) -> None:
         self._arranged.chosen = self._rows.chosen
         summary = self._summary(self._rows.chosen)
         self._about.update(words.about(summary) if summary else "")
@@ -166,7 +166,7 @@ class RunsApp(Themed[RunSelection]):
         return self._runs.summaries.get(name) if name is not None else None
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        self._tell_chosen()
+        self._show_chosen()
 
     def on_click(self, event: Click) -> None:
         if event.chain == 2 and isinstance(event.widget, OptionList):
