@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import small
 import trajectories
-from sample_recipe import changed, write
 
-from trainkit.errors import TrainkitError
-from trainkit.optim import learning_rate
 from trainkit.optim.metrics import metrics
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.first_order import Lion
@@ -24,8 +18,6 @@ from trainkit.recipe.optimizers.wrappers import Cautious
 from trainkit.recipe.sections.schedule import LinearDecay
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.spec import type_of
-from trainkit.recipe.toml.load import check_lengths, load
-from trainkit.train.state import init
 
 DECAYED = "blocks.mlp_in.weight"
 
@@ -79,7 +71,7 @@ def test_a_scheduled_weight_decay_of_each_kind_is_that_of_its_formula(decay_type
     def scheduled(step, xp=np):
         return schedule.rate(step, peak=1.0, steps=30, decay_start=NEVER, xp=xp)
 
-    found, _ = trajectories.trajectory(spec, steps=30, rate=share, decay=partial(scheduled, xp=jnp))
+    found, _ = trajectories.trajectory(spec, steps=30, rate=share, shares={"weight_decay": partial(scheduled, xp=jnp)})
     wanted = adamw(30, decay_type=decay_type, decay=decay, peak=peak, share=share, scheduled=scheduled)
     trajectories.assert_equal(found, wanted, within=2e-6)
 
@@ -87,36 +79,8 @@ def test_a_scheduled_weight_decay_of_each_kind_is_that_of_its_formula(decay_type
 @pytest.mark.parametrize("kind", [Prodigy, Lion])
 def test_every_rule_decays_by_the_share(kind: type[OptimizerSpec]) -> None:
     whole, half = (kind(type=type_of(kind), learning_rate=0.05, weight_decay=decay) for decay in (0.2, 0.1))
-    found, _ = trajectories.trajectory(whole, steps=10, decay=lambda step: 0.5)
+    found, _ = trajectories.trajectory(whole, steps=10, shares={"weight_decay": lambda step: 0.5})
     trajectories.assert_equal(found, trajectories.trajectory(half, steps=10)[0])
-
-
-def test_the_weight_decay_is_logged_if_it_is_scheduled() -> None:
-    initial = partial(init, model=small.model, optimizer=small.optimizer(), compute=jnp.dtype("float32"))
-    state = jax.eval_shape(initial, jax.random.key(0))
-    for share_of_step in (None, learning_rate(LinearDecay(type="linear"), peak=1.0, steps=20)):
-        step = small.step(decay_share=share_of_step, weight_decay=0.1)
-        _, metrics = jax.eval_shape(step, state, small.batch(0))
-        assert ("optimizer/weight_decay" in metrics) == (share_of_step is not None)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('weight_decay = 0.0\n[schedules.weight_decay]\ntype = "linear"', "which is 0"),
-        ('weight_decay = 0.1\n[schedules.weight_decay]\ntype = "linear"\nwarmup = 90', "warmup = 90 is more than"),
-    ],
-)
-def test_a_schedule_of_the_optimizer_that_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    path = write(tmp_path, changed(("learning_rate = 1e-3", f"learning_rate = 1e-3\n{text}")))
-    with pytest.raises(TrainkitError, match=said):
-        check_lengths(load(path), "full")
-
-
-def test_a_schedule_of_what_only_an_inner_rule_decays_is_no_mistake(tmp_path: Path) -> None:
-    muon = 'type = "muon"\nlearning_rate = 1e-3\nweight_decay = 0.0\nadamw = { learning_rate = 1e-3 }'
-    path = write(tmp_path, changed(("learning_rate = 1e-3", f'{muon}\n[schedules.weight_decay]\ntype = "linear"')))
-    assert load(path).recipe.decay_schedule is not None
 
 
 def test_cautious_updates_move_only_where_gradient_and_direction_agree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainkit import models, optim
-from trainkit.optim import LearningRate
+from trainkit.optim import LearningRate, ScheduledValue
 from trainkit.optim.average import Averaging
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.optimizers.adam import AdamW
@@ -51,8 +52,7 @@ def step(
     learning_rate: LearningRate | None = None,
     averaging: Averaging | None = None,
     statistics: Statistics | None = None,
-    decay_share: LearningRate | None = None,
-    weight_decay: float = 0.0,
+    schedules: Mapping[str, ScheduledValue] = {},
 ):
     return make_step(
         task=build_task(CausalLM()),
@@ -62,8 +62,7 @@ def step(
         max_grad_norm=max_grad_norm,
         averaging=averaging,
         statistics=statistics,
-        decay_share=decay_share,
-        weight_decay=weight_decay,
+        schedules=schedules,
     )
 
 

@@ -23,10 +23,14 @@ def descend(request: dict[str, Any]) -> dict[str, Any]:
     for label, (kind, options) in request["optimizers"].items():
         params = {name: torch.tensor(problem[f"start/{name}"], dtype=torch.float64) for name in names}
         optimizer = getattr(torch.optim, kind)(params.values(), **options)
-        peaks = [group["lr"] for group in optimizer.param_groups]
+        groups = optimizer.param_groups
+        peaks = [group["lr"] for group in groups]
+        decays = [_decays(group) for group in groups]
         for step, share in enumerate(problem["shares"]):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            for group, peak, first in zip(groups, peaks, decays, strict=True):
                 group["lr"] = peak * float(share)
+                if "momentum" in problem:
+                    _set_decays(group, first, float(problem["momentum"][step]), float(problem["beta2"][step]))
             for name, param in params.items():
                 distance = param.numpy() - problem[f"minimum/{name}"]
                 param.grad = torch.tensor(problem[f"curvature/{name}"] * distance + problem[f"noise/{name}"][step])
@@ -35,6 +39,19 @@ def descend(request: dict[str, Any]) -> dict[str, Any]:
         found |= {f"{label}/{name}": param.numpy() for name, param in params.items()}
     np.savez(directory / "descended.npz", **found)
     return {}
+
+
+def _decays(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in ("betas", "momentum", "alpha") if key in group}
+
+
+def _set_decays(group: dict[str, Any], first: dict[str, Any], momentum: float, squares: float) -> None:
+    """Scale the decays of the averages of gradients and of squares."""
+    if "betas" in first:
+        group["betas"] = (momentum * first["betas"][0], squares * first["betas"][1])
+    for key, share in (("momentum", momentum), ("alpha", squares)):
+        if key in first:
+            group[key] = share * first[key]
 
 
 def schedule(request: dict[str, Any]) -> dict[str, Any]:

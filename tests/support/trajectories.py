@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -51,19 +51,19 @@ def trajectory(
     steps: int = 100,
     rate: Callable[[Any], Any] = lambda step: 1.0,
     at: Params | None = None,
-    decay: Callable[[Any], Any] | None = None,
+    shares: Mapping[str, Callable[[Any], Any]] = {},
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Return parameters and state after `steps` of trainkit's optimizer.
 
     Args:
         rate: the schedule's share of `learning_rate` at a step, from 0.
         at: the first parameters.
-        decay: the schedule's share of the weight decay at a step.
+        shares: of values of the optimizer at a step, by their names in [schedules].
     """
     at = at or start()
     curvature, minimum, noise = problem(steps, {name: np.shape(value) for name, value in at.items()})
     params = {name: jnp.asarray(value, jnp.float32) for name, value in at.items()}
-    rule = optim.build(spec, {name: name for name in params}, params)
+    rule = optim.build(spec, {name: name for name in params}, params, scheduled=shares.keys())
 
     def grads_at(params: Params, step: Any) -> Params:
         return {
@@ -85,7 +85,7 @@ def trajectory(
             grads_at(params, step), state, params, key=jax.random.fold_in(jax.random.key(7), step),
             value=value_at(params, step), learning_rate=jnp.float32(scale),
             grad_fn=lambda other: (value_at(other, step), grads_at(other, step)),
-            **({"decay_share": decay(step)} if decay else {}),
+            **({"shares": {name: of_step(step) for name, of_step in shares.items()}} if shares else {}),
         )  # fmt: skip
         return (jax.tree.map(lambda p, d: p - scale * d, params, directions), state), None
 

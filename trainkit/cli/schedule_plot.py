@@ -27,9 +27,10 @@ def draw_schedules(recipe: Recipe, *, steps: int, width: int) -> list[str]:
     if recipe.train.is_timed:
         title = f"{title}, if it takes them all"
     lines = ["", title[:width], *_draw(recipe.schedule, recipe.optimizer.learning_rate, steps=steps, width=width)]
-    if recipe.decay_schedule is not None:
-        title = f"optimizer.weight_decay, type = {recipe.decay_schedule.type!r}"
-        lines += ["", title, *_draw(recipe.decay_schedule, recipe.optimizer.weight_decay, steps=steps, width=width)]
+    for name, schedule in recipe.optimizer_schedules.items():
+        for key, value in recipe.optimizer.scheduled_values(name).items():
+            title = f"optimizer.{key}, type = {schedule.type!r}"
+            lines += ["", title[:width], *_draw(schedule, value, steps=steps, width=width)] if value else []
     return lines
 
 

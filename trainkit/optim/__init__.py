@@ -1,6 +1,7 @@
 """Optimisers: what optax has is taken from it; what it lacks is one file each."""
 
-from trainkit.optim.build import LearningRate, build, learning_rate
+from trainkit.optim.build import build
 from trainkit.optim.metrics import metrics
+from trainkit.optim.scheduled import LearningRate, ScheduledValue, learning_rate
 
-__all__ = ["LearningRate", "build", "learning_rate", "metrics"]
+__all__ = ["LearningRate", "ScheduledValue", "build", "learning_rate", "metrics"]

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import PyTree
 
 from trainkit.optim.moments import stored
+from trainkit.optim.scheduled import is_zero
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, RmsProp
 
 
@@ -16,7 +17,7 @@ def build_rmsprop(spec: RmsProp) -> optax.GradientTransformation:
     """Return gradients divided by the root of their average square, or by their deviation, as optax has it."""
     scale = optax.scale_by_stddev if spec.centered else optax.scale_by_rms
     transforms = [scale(spec.decay, spec.eps, eps_in_sqrt=False)]
-    if spec.momentum:
+    if not is_zero(spec.momentum):
         transforms.append(optax.trace(spec.momentum))
     return stored(optax.chain(*transforms), spec.moments, {"mu": True, "nu": False, "trace": True})
 

@@ -17,8 +17,10 @@ from trainkit.recipe.optimizers.adam import Adam, Adamax, Adan, AdEMAMix, Adopt,
 MU_NU = {"mu": True, "nu": False}
 
 
-def _grown(decay: float, t: Array) -> Array:
+def _grown(decay: float | Array, t: Array) -> Array:
     """Return 1 - decay^t, to the last bit also where that is near 0: what an average has taken in after t steps."""
+    if isinstance(decay, jax.Array):  # it has a schedule
+        return -jnp.expm1(t * jnp.log(decay))
     return -jnp.expm1(t * math.log(decay)) if decay else jnp.float32(1)
 
 

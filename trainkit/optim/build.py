@@ -1,44 +1,23 @@
-"""From [optimizer] and [schedule] to a gradient transformation over all trained parameters, and its learning rate."""
+"""From [optimizer] to a gradient transformation over all trained parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from inspect import isfunction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import Array, PyTree
 
 from trainkit.optim.decay import decayed
+from trainkit.optim.scheduled import with_schedules
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
 from trainkit.recipe.optimizers.wrappers import Around, WrapperSpec
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.mup import rate_factor
-from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of, import_named
-
-
-class LearningRate(Protocol):
-    """The learning rate as a function of the step."""
-
-    def __call__(
-        self, step: ArrayLike, decay_start: ArrayLike = NEVER, decay_end: ArrayLike | None = None, /
-    ) -> ArrayLike:
-        """Return the rate of the update after `step` others; the decay is where it was ordered to be."""
-
-
-def learning_rate(schedule: ScheduleSpec, *, peak: float, steps: int) -> LearningRate:
-    """Return the learning rate as a function of the step (updates done, from 0), for a run of `steps`."""
-
-    def rate(step: ArrayLike, decay_start: ArrayLike = NEVER, decay_end: ArrayLike | None = None, /) -> ArrayLike:
-        found: ArrayLike = schedule.rate(
-            step, peak=peak, steps=steps, decay_start=decay_start, decay_end=decay_end, xp=jnp
-        )
-        return found
-
-    return rate
 
 
 def build(
@@ -48,11 +27,13 @@ def build(
     *,
     adapter: Adapter | None = None,
     wider: float = 1.0,
+    scheduled: Collection[str] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """Return gradients → descent directions; the step multiplies them by the negative learning rate.
 
     An update is given, as extra arguments: a fresh `key`; the mean loss as `value`; the `learning_rate` of this step;
-    and `grad_fn(params) -> (value, gradients)`, which evaluates the step's whole batch at other parameters.
+    and `grad_fn(params) -> (value, gradients)`, which evaluates the step's whole batch at other parameters; with
+    `scheduled`, also `shares`, what each of these values is multiplied by at this step.
 
     Args:
         names: the trained parameters with every leaf replaced by its path.
@@ -60,6 +41,7 @@ def build(
         adapter: whose parameters these are, where the model itself is frozen. Its second matrices learn faster by
             `learning_rate_ratio` (LoRA+, Hayou et al. 2024).
         wider: how many times as wide as the base of [mup] the model is; 1 leaves learning rates as they are.
+        scheduled: the values that [schedules] scales, such as `momentum`.
     """
     rules = jax.tree.map(lambda name, leaf: spec.owner(name, leaf.shape), names, shapes)
     decays = jax.tree.map(lambda name, leaf: spec.decay_of(name, leaf.shape), names, shapes)
@@ -72,7 +54,10 @@ def build(
     factors = jax.tree.map(factor, names, shapes)
     stacked = jax.tree.map(is_stacked, names)
     parts = jax.tree.map(lambda layers, rule: _Part(rule, rule.by_layer and layers), stacked, rules)
-    rule = _build_of(spec)(spec, decays=decays) if spec.decays_itself else _by_rule(parts, _transformation)
+    if spec.decays_itself:
+        rule = with_schedules(spec, lambda spec: _build_of(spec)(spec, decays=decays), scheduled)
+    else:
+        rule = _by_rule(parts, partial(_transformation, scheduled=scheduled))
     rule = _wrapped(rule, spec, "rule", stacked)
     if any(jax.tree.leaves(decays)) and not spec.decays_itself:
         rule = decayed(rule, rules, decays)
@@ -155,8 +140,8 @@ def _is_part(node: Any) -> bool:
     return isinstance(node, _Part)
 
 
-def _transformation(part: _Part) -> optax.GradientTransformation:
-    return _call(_build_of(part.rule), part)
+def _transformation(part: _Part, *, scheduled: Collection[str]) -> optax.GradientTransformation:
+    return with_schedules(part.rule, lambda rule: _call(_build_of(rule), part._replace(rule=rule)), scheduled)
 
 
 def _finish(part: _Part) -> optax.GradientTransformation:

@@ -18,7 +18,7 @@ def decayed(
 ) -> optax.GradientTransformationExtraArgs:
     """Return `rule` with weight decay; its state is that of the rule alone, so that weight decay may change in a run.
 
-    The extra argument `decay_share` of an update scales every weight decay; without it they are as given.
+    The extra argument `shares` of an update scales every weight decay; without it they are as given.
 
     Args:
         rules: the rule of each parameter, whose `decay_type` says how it decays.
@@ -28,7 +28,7 @@ def decayed(
     coupled = jax.tree.map(lambda spec, d: d if spec.decay_type == "coupled" else 0.0, rules, decays)
 
     def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
-        share = extras.get("decay_share", 1.0)
+        share = extras.get("shares", {}).get("weight_decay", 1.0)
         if any(jax.tree.leaves(coupled)):
             grads = jax.tree.map(lambda g, p, d: g + d * share * p if d else g, grads, params, coupled)
         directions, state = rule.update(grads, state, params, **extras)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -60,10 +60,11 @@ def _estimating(
         params: PyTree,
         *,
         learning_rate: Array,
-        decay_share: float | Array = 1.0,
+        shares: Mapping[str, Array] | None = None,
         **_: Any,
     ) -> tuple[PyTree, EstimateState]:
         full = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+        decay_share = (shares or {}).get("weight_decay", 1.0)
         updates, after = at(learning_rate).update(grads, state.inner, full)
         t = state.inner.count + 1
         estimate = state.inner.estim_lr * jnp.sqrt(1 - b2**t) / (1 - b1**t)

@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from trainkit.optim.moments import stored
 from trainkit.optim.norms import layer_norm, trust_ratio
+from trainkit.optim.scheduled import is_zero
 from trainkit.recipe.optimizers.first_order import Lars, Lion, NormalizedSgd, Sgd
 
 
@@ -21,7 +22,7 @@ class MomentumState(NamedTuple):
 
 def build_sgd(spec: Sgd) -> optax.GradientTransformation:
     """Return gradient descent with the momentum of torch: the first gradient is not dampened."""
-    if not spec.momentum:
+    if is_zero(spec.momentum):
         return optax.identity()
 
     def init(params: PyTree) -> MomentumState:

@@ -21,8 +21,9 @@ from trainkit.recipe.sections.mup import Mup
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.run import Plugins, Run
-from trainkit.recipe.sections.schedule import Cosine, Schedule, Schedules
+from trainkit.recipe.sections.schedule import Cosine, Schedule
 from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.recipe.sections.schedules import Schedules, check_scheduled
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.sweep import Sweep
 from trainkit.recipe.sections.task import CausalLM, Task
@@ -96,13 +97,11 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
-    def _what_is_scheduled_is_not_zero(self) -> Recipe:
-        groups = self.optimizer.groups
-        rules = (self.optimizer, *(group.optimizer for group in groups if group.optimizer is not None))
-        decays = [part.weight_decay for rule in rules for part in rule.parts().values()]
-        decays += [group.weight_decay or 0.0 for group in groups]
-        if self.decay_schedule is not None and not any(decays):
-            raise ValueError("schedules.weight_decay scales optimizer.weight_decay, which is 0: set it too")
+    def _the_optimizer_has_what_is_scheduled(self) -> Recipe:
+        for name, schedule in self.optimizer_schedules.items():
+            rules = members_at(type(self), "optimizer")
+            having = [type_of(rule) for rule in rules if name == "weight_decay" or name in rule.schedulable]
+            check_scheduled(name, schedule, self.optimizer, having=having)
         return self
 
     @model_validator(mode="after")
@@ -294,15 +293,15 @@ class Recipe(Spec):
         return self.export.format
 
     @property
-    def decay_schedule(self) -> Schedule | None:
-        """Return the schedule of the weight decay; None if it is constant."""
-        return self.schedules.weight_decay if self.schedules else None
+    def optimizer_schedules(self) -> dict[str, Schedule]:
+        """Return the schedules that scale values of the optimizer beside its learning rate, by those values' names."""
+        return self.schedules.of_optimizer if self.schedules else {}
 
     def check_lengths(self, steps: int) -> None:
         """Raise TrainkitError if the phases of a schedule are longer than the run of `steps`."""
         self.schedule.check_lengths(steps)
-        if self.decay_schedule is not None:
-            self.decay_schedule.check_lengths(steps, at="schedules.weight_decay")
+        for name, schedule in self.optimizer_schedules.items():
+            schedule.check_lengths(steps, at=f"schedules.{name}")
 
     def fingerprint(self) -> str:
         """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""

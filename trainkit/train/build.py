@@ -110,12 +110,14 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
     names = models.leaf_names(trained)
-    optimizer = optim.build(recipe.optimizer, names, trained, adapter=recipe.adapter, wider=wider)
+    schedules = recipe.optimizer_schedules
+    optimizer = optim.build(
+        recipe.optimizer, names, trained, adapter=recipe.adapter, wider=wider, scheduled=schedules.keys()
+    )
     averaging = average.build(recipe.average, recipe.optimizer, names, trained, steps=plan.steps)
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     task = task or build_task(recipe.task)
-    decay = recipe.decay_schedule
     step_with = partial(
         make_step,
         task=task,
@@ -125,8 +127,12 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
         averaging=averaging,
-        decay_share=optim.learning_rate(decay, peak=1.0, steps=plan.steps) if decay else None,
-        weight_decay=recipe.optimizer.weight_decay,
+        schedules={
+            name: optim.ScheduledValue(
+                optim.learning_rate(schedule, peak=1.0, steps=plan.steps), recipe.optimizer.scheduled_metrics(name)
+            )
+            for name, schedule in schedules.items()
+        },
         gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
     )
     measuring = step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None

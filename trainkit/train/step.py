@@ -20,7 +20,7 @@ from trainkit import optim
 from trainkit.models.casting import cast
 from trainkit.models.dropout import has_dropout, with_keys
 from trainkit.models.master_weights import in_compute_dtype
-from trainkit.optim import LearningRate
+from trainkit.optim import LearningRate, ScheduledValue
 from trainkit.optim.average import Averaging
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.recipe.sections.outputs import Statistics
@@ -51,8 +51,7 @@ def make_step(
     max_grad_norm: float,
     rounding: Literal["stochastic", "nearest"] = "stochastic",
     averaging: Averaging | None = None,
-    decay_share: LearningRate | None = None,
-    weight_decay: float = 0.0,
+    schedules: Mapping[str, ScheduledValue] = {},
     gradient_shardings: PyTree | None = None,
     statistics: Statistics | None = None,
 ) -> Step:
@@ -66,8 +65,7 @@ def make_step(
     Args:
         rounding: of bfloat16 parameters, whose updates are computed in float32.
         averaging: updates the averages of the parameters; None if there are none.
-        decay_share: the share of every weight decay at each step; None if they are constant.
-        weight_decay: the optimizer's own, which is logged if it is scheduled.
+        schedules: values of the optimizer that change over the run, by their names in [schedules].
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
         statistics: those that every call computes besides the usual metrics; None for none.
     """
@@ -128,8 +126,10 @@ def make_step(
             "learning_rate": rate,
             "grad_fn": grad_fn,
         }
-        if decay_share is not None:
-            extras["decay_share"] = decay_share(state.step, state.live.decay_start)
+        if schedules:
+            extras["shares"] = {
+                name: value.share(state.step, state.live.decay_start) for name, value in schedules.items()
+            }
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = _updated(updates, state.params, key=_key_of(state, PARAMETERS), rounding=rounding)
@@ -142,8 +142,8 @@ def make_step(
             "updates/norm": optax.tree.norm(updates),
             **{f"optimizer/{name}": value for name, value in optim.metrics(moments).items()},
         }
-        if decay_share is not None:
-            metrics["optimizer/weight_decay"] = weight_decay * extras["decay_share"]
+        for name, scheduled in schedules.items():
+            metrics |= {metric: value * extras["shares"][name] for metric, value in scheduled.values.items()}
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
         if averaging is not None:
             averages, count = averaging(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, DecayType, Shape, WidthScaling, WithMoments, moment_bytes
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
@@ -21,6 +23,7 @@ class AdamW(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adamw"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
@@ -49,6 +52,7 @@ class Adam(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adam"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "momentum", "preconditioner", "amsgrad"})
@@ -60,6 +64,10 @@ class Adam(WithMoments):
         if self.amsgrad and not self.preconditioner:
             raise ValueError("optimizer.amsgrad = true needs optimizer.preconditioner = true: it changes the divisor")
         return self
+
+    def schedulable_key(self, name: str) -> str | None:
+        is_on = {"momentum": self.momentum, "beta2": self.preconditioner}
+        return super().schedulable_key(name) if is_on.get(name, True) else None
 
     def state_bytes(self, shape: Shape) -> int:
         return (self.momentum + self.preconditioner + self.amsgrad) * moment_bytes(shape, self.moments)
@@ -78,6 +86,7 @@ class NAdam(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadam"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
@@ -93,6 +102,7 @@ class NAdamW(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadamw"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
@@ -108,6 +118,7 @@ class Adamax(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adamax"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
@@ -122,6 +133,7 @@ class Adan(WithMoments):
     """Added to the root of the third average."""
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adan"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "betas.0", "beta2": "betas.2"}
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 4
 
@@ -146,6 +158,7 @@ class AdEMAMix(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_ademamix"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 3
 
@@ -173,6 +186,7 @@ class Adopt(WithMoments):
     """Whether divided gradients are clipped to step^(1/4), which the authors added later against bad first steps."""
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adopt"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
@@ -188,6 +202,7 @@ class Lamb(WithMoments):
     weight_decay: NotNegative = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_lamb"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     finish: ClassVar[str | None] = "trainkit.optim.norms:trust_ratio"
     averages: ClassVar[int] = 2
     trust: ClassVar[float] = 1.0
@@ -218,6 +233,7 @@ class Sophia(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.sophia"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     averages: ClassVar[int] = 2
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import (
     Decay,
     DecayType,
@@ -33,6 +34,7 @@ class Sgd(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_sgd"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
     scaled_by_width: ClassVar[WidthScaling | None] = "gradient"
     averages: ClassVar[int] = 1
 
@@ -65,6 +67,7 @@ class NormalizedSgd(WithMoments):
     """Added to the norm."""
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_normalized_sgd"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
     averages: ClassVar[int] = 1
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "norm"})
 
@@ -86,6 +89,7 @@ class Lars(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_lars"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
     averages: ClassVar[int] = 1
 
     @model_validator(mode="after")
@@ -114,6 +118,7 @@ class RmsProp(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_rmsprop"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum", "beta2": "decay"}
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 1
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "centered"})
@@ -194,6 +199,7 @@ class Lion(WithMoments):
     weight_decay: NotNegative = 1.0
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_lion"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 1
 

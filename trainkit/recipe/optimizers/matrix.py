@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -77,6 +77,7 @@ class Muon(MatrixOptimizer, WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.muon"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
     averages: ClassVar[int] = 1
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "laprop"})
 
@@ -105,6 +106,7 @@ class Soap(MatrixOptimizer):
     weight_decay: NotNegative = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.soap"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "betas.0"}
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "longest_side"})
 
     def state_bytes(self, shape: Shape) -> int:
@@ -130,6 +132,7 @@ class Shampoo(MatrixOptimizer, WithMoments):
     weight_decay: NotNegative = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.shampoo"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "betas.0"}
     averages: ClassVar[int] = 2
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "block", "graft"})
 

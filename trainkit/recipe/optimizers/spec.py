@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.optimizers.schedulable import WithSchedules
 from trainkit.recipe.optimizers.wrappers import Wrapper
 from trainkit.recipe.spec import NotNegative, Positive, Spec
 
@@ -52,7 +53,7 @@ class Group(Spec):
         return self
 
 
-class OptimizerSpec(Spec):
+class OptimizerSpec(WithSchedules):
     """What every optimizer has, and what the rest of trainkit asks of it."""
 
     type: str
@@ -213,16 +214,40 @@ class OptimizerSpec(Spec):
         """Return the rules that it consists of without its groups, by dotted key; its own key is empty."""
         return {"": self}
 
+    def all_parts(self) -> dict[str, OptimizerSpec]:
+        """Return the rules that it consists of, with those of its groups, by dotted key; its own key is empty."""
+        rules = dict(self.parts())
+        for number, group in enumerate(self.groups):
+            if group.optimizer is not None:
+                key = f"groups.{number}.optimizer"
+                rules |= {f"{key}.{inner}".rstrip("."): rule for inner, rule in group.optimizer.parts().items()}
+        return rules
+
+    def scheduled_values(self, name: str) -> dict[str, float]:
+        """Return what `[schedules]` scales by this name, in all rules and groups, by dotted key within [optimizer]."""
+        values: dict[str, float] = {}
+        for at, rule in self.all_parts().items():
+            if (key := rule.schedulable_key(name)) is not None:
+                values[f"{at}.{key}".lstrip(".")] = rule.value_at(key)
+        if name == "weight_decay":
+            decays = {f"groups.{number}.{name}": group.weight_decay for number, group in enumerate(self.groups)}
+            values |= {key: decay for key, decay in decays.items() if decay is not None}
+        return values
+
+    def scheduled_metrics(self, name: str) -> dict[str, float]:
+        """Return the values above 0 that `[schedules]` scales by this name, by the names of their metrics."""
+        values = self.scheduled_values(name)
+        return {f"optimizer/{key.replace('.', '/')}": value for key, value in values.items() if value}
+
     def state_key_values(self) -> dict[str, Any]:
         """Return the values that determine the structure of the state, by dotted key within [optimizer]."""
         values = {key: getattr(self, key) for key in sorted(self.state_keys)}
-        rules = self.parts()
+        rules = self.all_parts()
         for number, group in enumerate(self.groups):
             if group.optimizer is not None:
                 key = f"groups.{number}.optimizer"
                 values[f"groups.{number}.match"] = group.match
                 values |= {f"{key}.{inner}": value for inner, value in group.optimizer.state_key_values().items()}
-                rules |= {f"{key}.{inner}".rstrip("."): rule for inner, rule in group.optimizer.parts().items()}
         for key, rule in rules.items():
             # equal rules have one state
             first = next(first for first, other in rules.items() if other == rule)

@@ -10,7 +10,8 @@
 | `model.py` | `[model]`: the families of `recipe/families/` |
 | `optimizer.py` | `[optimizer]`, `[[optimizer.groups]]` |
 | `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |
-| `schedule.py` | `[schedule]`, `[schedules]` |
+| `schedule.py` | `[schedule]` |
+| `schedules.py` | `[schedules]` |
 | `source.py` | `[[data.train]]`, `[[data.validation]]` |
 | `sweep.py` | `[sweep]` |
 | `task.py` | `[task]` |

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from trainkit.recipe.sections import schedule_shapes
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, counted
-from trainkit.recipe.spec import Count, Fraction, Spec, union_of
+from trainkit.recipe.spec import Count, Fraction, union_of
 
 
 class Cosine(ScheduleSpec):
@@ -134,11 +134,3 @@ else:
     Schedule = union_of("cosine", *SCHEDULES)
     # a chain is of any schedules, and its annotations are evaluated in its own module
     schedule_shapes.Schedule = Schedule
-
-
-class Schedules(Spec):
-    """Values of the optimizer, beside its learning rate, that change over the run."""
-
-    weight_decay: Schedule | None = None
-    """Scales every weight decay at each step, as `[schedule]` scales the learning rate: warm-up and all, so give
-    `warmup = 0` for one that begins at its peak."""

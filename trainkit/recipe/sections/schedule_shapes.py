@@ -107,6 +107,10 @@ class PiecewiseLinear(ScheduleSpec):
                 raise ValueError(f"the points must be in increasing order, found {places}")
         return self
 
+    @property
+    def greatest_ratio(self) -> float:
+        return max(1.0 if self.warmup else 0.0, *(ratio for _, ratio in self.points))
+
     def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
         super().check_lengths(steps, at=at)
         places = [counted(place, steps) for place, _ in self.points]
@@ -181,6 +185,10 @@ class Chain(ScheduleSpec):
     """Must be 0: each part has its own."""
     parts: Annotated[tuple[ChainPart, ...], Field(min_length=1)]
     """The schedules in their order: one `[[schedule.parts]]` each."""
+
+    @property
+    def greatest_ratio(self) -> float:
+        return max(part.ratio * part.schedule.greatest_ratio for part in self.parts)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Chain:

@@ -51,6 +51,11 @@ class ScheduleSpec(Spec):
         """Return the lengths of the phases that follow one another, by key."""
         return {"warmup": self.warmup, "cooldown": self.cooldown}
 
+    @property
+    def greatest_ratio(self) -> float:
+        """Return the greatest multiple of the peak that it can reach."""
+        return 1.0
+
     def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
         """Raise TrainkitError if the phases are longer than the run of `steps`. `at` is the key of this schedule."""
         check_sum({f"{at}.{key}": span for key, span in self.phases.items()}, steps)
