@@ -60,6 +60,32 @@ def test_a_range_test_neither_evaluates_nor_samples(monkeypatch: pytest.MonkeyPa
     assert not (recipe.evaluate.every or recipe.statistics.every or recipe.checkpoint.keep_every)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["checkpoint.keep_every=[100, 1000]"],
+        ['train.duration="9h"', 'schedule={type="wsd", warmup=10}'],
+        ['train.until="2130-01-01 08:00"', 'schedule={type="wsd", warmup=10}'],
+        ['average={type="ema", start=1000}'],
+    ],
+)
+def test_the_length_of_the_recipe_has_no_part_in_a_range_test(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Recipe] = []
+
+    def attempt(*_: Any, loaded: Loaded, **__: Any) -> int:
+        seen.append(loaded.recipe)
+        raise _Enough
+
+    monkeypatch.setattr(range_test, "attempt", attempt)
+    with pytest.raises(TrainkitError, match="exploded in step 1"):
+        range_test.find_rate(QUICKSTART, settings, low=1e-6, high=0.5, steps=20)
+    (recipe,) = seen
+    assert recipe.train.steps == 20 and not recipe.train.is_timed and recipe.average is None
+    assert recipe.optimizer.learning_rate == 0.5 and recipe.schedule.type == "exponential-rise"
+
+
 def test_steps_whose_batches_have_no_targets_are_no_points_of_the_test() -> None:
     record = RateRecorder(3)
     for step, metrics in ((1, {"train/loss": 5.0, "optimizer/learning_rate": 1e-6}), (2, {})):

@@ -17,8 +17,9 @@ from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
 from trainkit.events.log import EventLog, last_attempt, read
 from trainkit.parallel.hosts import ADDRESS
-from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.load import Loaded, load
 from trainkit.rundir.directory import create, hold_lock, recipe_of
+from trainkit.search import sweep
 from trainkit.search.sweep import divide_devices, run
 from trainkit.search.trials import NAME, Study, study_of
 
@@ -222,6 +223,46 @@ def test_an_interrupt_stops_the_trials_that_run_and_starts_no_other(tmp_path: Pa
     assert [process.stopped for process in processes] == [True]
     finish(found)
     assert len(found.ends) == len(found.trials) == 6
+
+
+def test_an_error_while_a_trial_is_created_stops_those_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Running(Ended):
+        stopped = False
+
+        def poll(self) -> int | None:  # type: ignore[override]
+            return 75 if self.stopped else None
+
+        def terminate(self) -> None:
+            self.stopped = True
+
+    first = Running()
+    created: list[Path] = []
+
+    def create_one(loaded: Loaded) -> Path:
+        if created:
+            raise TrainkitError("cannot create the run's directory: No space left on device")
+        created.append(create(loaded))
+        return created[0]
+
+    monkeypatch.setattr(sweep, "create", create_one)
+    with pytest.raises(TrainkitError, match="No space left"):
+        run(study(tmp_path, "[sweep]\nat_once = 2\n" + GRID), lambda line: None, start=lambda *_: first, pause=0)
+    assert first.stopped
+
+
+def test_a_sweep_with_a_time_of_day_continues_on_the_next_day(tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(BARE + GRID)
+    settings = [f'run.directory="{tmp_path}/runs"', 'schedule={type="wsd", warmup=0}']
+    found = [study_of(recipe, [*settings, f'train.until="2130-01-0{day} 08:00"']) for day in (1, 2)]
+    today, tomorrow = found
+    create(today.trials[0].loaded)
+    today.begin()
+    tomorrow.read()
+    assert recipe_of(tomorrow.trials[0].directory).recipe.train.until == "2130-01-01 08:00"
+    assert tomorrow.trials[1].loaded.recipe.train.until == "2130-01-02 08:00"
 
 
 def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ def find_lr(
 ) -> str:
     """Suggest a learning rate: train briefly while the rate rises.
 
-    The run is in a temporary directory and ends when the loss explodes; the recipe's own run is not touched.
+    The run is in a temporary directory and ends when the loss explodes; the recipe's own run is not touched, and its
+    length, in steps or as a time, is not used.
     """
     from trainkit.parallel import hosts
     from trainkit.search.range_test import find_rate

@@ -16,9 +16,11 @@ from trainkit.events.schema import Event
 from trainkit.hub.recipe import load
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.schedule_shapes import ExponentialRise
 from trainkit.recipe.toml.files import with_values
 from trainkit.recipe.toml.modes import FULL
-from trainkit.recipe.toml.values import toml_value
+from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.values import flat
 from trainkit.run.attempt import attempt
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
@@ -112,7 +114,7 @@ def find_rate(
 ) -> RangeTest:
     """Train the recipe for at most `steps` steps with rates from `low` to `high`, in a temporary directory.
 
-    Nothing is evaluated, saved or sent to a tracker.
+    Nothing is evaluated, saved or sent to a tracker. The steps replace the length of the recipe, also a time.
 
     Raises:
         TrainkitError: the recipe cannot be trained, the rates do not rise, or the run was stopped.
@@ -125,17 +127,18 @@ def find_rate(
         )
     record = RateRecorder(steps)
     with tempfile.TemporaryDirectory(prefix="trainkit-find-lr-") as directory:
-        settings = [
-            *overrides,
-            f"train.steps={steps}",
-            f"optimizer.learning_rate={toml_value(high)}",
-            'schedule.type="exponential-rise"',
-            f"schedule.first_ratio={toml_value(low / high)}",
-            f"run.directory={toml_value(directory)}",
-            *(f"track.{tracker}=false" for tracker in NAMES),
-        ]
-        loaded = load(path, settings, mode=mode)
-        loaded = replace(loaded, recipe=_training_only(loaded.recipe))
+        loaded = load(path, overrides, mode=mode)
+        recipe = _training_only(loaded.recipe)
+        schedule = ExponentialRise(type="exponential-rise", first_ratio=low / high)
+        recipe = with_values(
+            recipe,
+            run=with_values(recipe.run, directory=directory),
+            train=recipe.train.with_steps(steps),
+            optimizer=with_values(recipe.optimizer, learning_rate=high),
+            schedule=schedule,
+        )
+        origins = dict.fromkeys(map(dotted, flat(recipe)), "trainkit find-lr") | loaded.origins
+        loaded = replace(loaded, recipe=recipe, origins=origins)
         try:
             attempt(create(loaded), Start(), loaded=loaded, echo=record)
         except _Enough:
@@ -151,11 +154,13 @@ def find_rate(
 
 
 def _training_only(recipe: Recipe) -> Recipe:
-    """Return the recipe without evaluations, samples, statistics and checkpoints on the way."""
+    """Return the recipe without evaluations, samples, statistics, averages, trackers and checkpoints on the way."""
     return with_values(
         recipe,
         evaluate=with_values(recipe.evaluate, every=None, patience=None),
         sample=None,
+        average=None,
+        track=with_values(recipe.track, **dict.fromkeys(NAMES, False)),
         statistics=type(recipe.statistics)(),
         checkpoint=with_values(recipe.checkpoint, every_minutes=None, keep_every=None),
     )

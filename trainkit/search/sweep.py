@@ -56,8 +56,8 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
         report: called with a line for people at the start and the end of each trial.
 
     Raises:
-        TrainkitError: another process runs the sweep, it was begun with another recipe, there are too few GPUs, or
-            this is one of several machines.
+        TrainkitError: another process runs the sweep, it was begun with another recipe, there are too few GPUs, this
+            is one of several machines, or a trial cannot be created; those that run are stopped with a checkpoint.
     """
     if os.environ.get(hosts.ADDRESS):
         raise TrainkitError("a sweep works on one machine only", where=hosts.ADDRESS, hint=f"unset {hosts.ADDRESS}")
@@ -80,8 +80,9 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
                         unfinished += not _end(study, trial, report)
                 if running:
                     time.sleep(pause)
-        except KeyboardInterrupt:
-            report("stopping the trials, each with a checkpoint; the same command continues the sweep")
+        except (KeyboardInterrupt, TrainkitError, OSError):  # a trial may not even be created, as on a full disk
+            if running:
+                report("stopping the trials, each with a checkpoint; the same command continues the sweep")
             _stop(list(running.values()), pause)
             raise
     if unfinished:

@@ -14,7 +14,9 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.events.log import as_logged, last_end, number, of_kinds
 from trainkit.hub.recipe import load
+from trainkit.recipe import Recipe
 from trainkit.recipe.sections.sweep import Sweep, SweptKey
+from trainkit.recipe.toml.files import with_values
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.modes import FULL
 from trainkit.recipe.toml.values import toml_value
@@ -81,7 +83,7 @@ class Study:
                 raise TrainkitError(
                     "the sweep was begun with another recipe, or with another [sweep]",
                     where=str(self.directory / NAME),
-                    hint="undo the change (trials and at_once may change), or begin another sweep: --name NAME",
+                    hint="undo the change (trials, at_once, train.until may change), or begin another: --name NAME",
                 )
             if "status" in line:
                 self.ends[line["trial"]] = TrialEnd(line["status"], number(line["value"]), line["message"])
@@ -184,8 +186,16 @@ def study_of(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> 
         metric=spec.metric or usual,
         mode=spec.mode or (best.mode if best and same else "min"),
         platform=recipe.parallel.platform,
-        recipe=recipe.fingerprint(),
+        recipe=_fingerprint(recipe),
     )
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    """Return a hash of the recipe without `train.until`: a time of day is another one on the next day.
+
+    The recipe of each trial keeps the time that it was created with.
+    """
+    return with_values(recipe, train=with_values(recipe.train, until=None)).fingerprint()
 
 
 def settings_of(spec: Sweep) -> Iterator[dict[str, Any]]:

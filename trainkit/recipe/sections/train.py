@@ -65,6 +65,11 @@ class Train(Spec):
         """Whether the run ends at a time rather than after a number of steps."""
         return self.until is not None or self.duration is not None
 
+    def with_steps(self, steps: int) -> Train:
+        """Return the same for a run of so many steps, however its length is given."""
+        others = dict.fromkeys(("epochs", "tokens", "until", "duration"))
+        return self.model_copy(update={"steps": steps, **others})
+
     def seconds_left(self, *, now: datetime, spent: float) -> float:
         """Return the seconds until the end of a timed run that has trained for `spent` seconds."""
         if self.until is not None:
