@@ -143,14 +143,20 @@ def test_eight_devices_train_and_evaluate_as_one(place: Path, uninterrupted: Pat
     assert evaluations(eight)[4] == pytest.approx(evaluations(one)[4], rel=1e-4)
 
 
-def test_an_export_writes_the_same_targets_in_transformers(uninterrupted: Path, reference: Reference) -> None:
+@pytest.fixture(scope="module")
+def exported(uninterrupted: Path) -> Path:
     place = uninterrupted.parent.parent
     done = trainkit(place, "export", "tiny", "out")
     assert done.returncode == 0, done.stderr
+    return place / "out"
+
+
+def test_an_export_writes_the_same_targets_in_transformers(exported: Path, reference: Reference) -> None:
+    place = exported.parent
     rows = [json.loads(line) for line in (place / "test.jsonl").read_text().splitlines()[:8]]
     sources = [f"reverse {row['text']}" for row in rows]
     settings = [{"max_new_tokens": 6}, {"max_new_tokens": 6, "num_beams": 3}]
-    theirs = reference.write(place / "out", sources=sources, settings=settings)
+    theirs = reference.write(exported, sources=sources, settings=settings)
     for model, options, wanted in (
         ("tiny", ("--temperature", "0"), theirs["ids"][0]),
         ("out", ("--temperature", "0"), theirs["ids"][0]),
@@ -169,3 +175,40 @@ def test_a_conversation_and_options_that_change_nothing_are_refused(uninterrupte
     assert done.returncode != 0 and "trainkit generate" in done.stderr
     done = trainkit(place, "generate", "tiny", "reverse a b", "--beams", "2", "--top-k", "3")
     assert done.returncode != 0 and "--top-k changes nothing with --beams 2" in done.stderr
+
+
+def test_lm_eval_gets_the_likelihoods_and_targets_of_transformers(
+    uninterrupted: Path, exported: Path, reference: Reference
+) -> None:
+    from lm_eval.api.instance import Instance  # importing lm-eval takes seconds
+
+    from trainkit.evaluation.harness_model import HarnessModel
+    from trainkit.infer.trained_model import open_run
+
+    model = HarnessModel(open_run(uninterrupted), rows=3, warn=pytest.fail)
+    pairs = [("reverse a b", "b a"), ("reverse c", "d"), ("", "a b"), ("reverse e f g  ", "h"), ("reverse g h", "h g")]
+    requests = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
+    found = model.loglikelihood(requests, disable_tqdm=True)
+    theirs = reference.score_targets(exported, pairs)
+    assert [one for one, _ in found] == pytest.approx([one for one, _ in theirs], rel=1e-5)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
+    sources = [source for source, _ in pairs if source]
+    how = [{"max_gen_toks": 6}, {"max_gen_toks": 6, "num_beams": 3}]
+    asked = [(source, one) for one in how for source in sources]
+    written = model.generate_until([Instance("generate_until", {}, one, n) for n, one in enumerate(asked)])
+    settings = [{"max_new_tokens": 6}, {"max_new_tokens": 6, "num_beams": 3}]
+    ids = reference.write(exported, sources=sources, settings=settings)["ids"]
+    words = ["<pad>", "</s>", "<unk>", "reverse", *LETTERS]
+    assert written == [" ".join(words[token] for token in row if token > 1) for rows in ids for row in rows]
+
+
+def test_a_task_of_lm_eval_that_scores_whole_texts_is_refused_before_anything_is_computed(uninterrupted: Path) -> None:
+    place = uninterrupted.parent.parent
+    (place / "tasks").mkdir(exist_ok=True)
+    task = "dataset_path: json\ndataset_kwargs: {data_files: {test: test.jsonl}}\ntest_split: test\n"
+    (place / "tasks" / "all.yaml").write_text(
+        f"task: whole\n{task}output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{{{answer}}}}'\n"
+    )
+    done = trainkit(place, "eval", "tiny", "--lm-eval", "whole", "--lm-eval-path", "tasks")
+    assert done.returncode == 2 and "--lm-eval whole" in done.stderr
+    assert "loglikelihood_rolling" in done.stderr and "encoder-decoder" in done.stderr

@@ -59,6 +59,11 @@ class Reference:
         """Return the targets that an encoder-decoder writes: see `torch_seq2seq.write`."""
         return self._ask(do="write", directory=str(directory), **asked)
 
+    def score_targets(self, directory: Path, pairs: Sequence[tuple[str, str]]) -> list[list[Any]]:
+        """Return the log-likelihood of each target after its source, and whether it is greedy."""
+        found: list[list[Any]] = self._ask(do="score_targets", directory=str(directory), pairs=list(pairs))["found"]
+        return found
+
     def learn(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
         """Return the loss and the gradients of an encoder-decoder: see `torch_seq2seq.learn`."""
         self._ask(do="learn", directory=str(directory), **asked)

@@ -1,4 +1,5 @@
-"""What transformers makes of an encoder-decoder: the targets that it writes, and the loss that it learns from."""
+"""What transformers makes of an encoder-decoder: the targets that it writes, their likelihoods, and the loss that it
+learns from."""
 
 from __future__ import annotations
 
@@ -36,6 +37,20 @@ def write(request: dict[str, Any]) -> dict[str, Any]:
     ]
     texts = None if tokenizer is None else tokenizer.batch_decode(found[0], skip_special_tokens=True)
     return {"ids": found, "texts": texts, "sources": ids}
+
+
+def score_targets(request: dict[str, Any]) -> dict[str, Any]:
+    """The log-likelihood of the second text of each of `pairs` as the target of the first, without a token that ends
+    it, and whether all of its tokens are the likeliest. An empty source is the token that ends texts."""
+    model, tokenizer = opened(request), AutoTokenizer.from_pretrained(request["directory"])
+    found: list[tuple[float, bool]] = []
+    for source, target in request["pairs"]:
+        ids = tokenizer(source)["input_ids"] if source else [tokenizer.eos_token_id]
+        labels = torch.tensor([tokenizer(target, add_special_tokens=False)["input_ids"]])
+        logits = model(input_ids=torch.tensor([ids]), labels=labels).logits[0].double()
+        chosen = logits.log_softmax(-1).gather(-1, labels[0][:, None])
+        found.append((chosen.sum().item(), bool((logits.argmax(-1) == labels[0]).all())))
+    return {"found": found}
 
 
 def learn(request: dict[str, Any], gradients: Any) -> dict[str, Any]:

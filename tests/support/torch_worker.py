@@ -596,6 +596,7 @@ def main() -> None:
         "descend": torch_optimizers.descend,
         "schedule": torch_optimizers.schedule,
         "write": torch_seq2seq.write,
+        "score_targets": torch_seq2seq.score_targets,
         "learn": functools.partial(torch_seq2seq.learn, gradients=gradients),
         "make_answerer": functools.partial(torch_answers.make_answerer, prepared=prepared, gradients=gradients),
         "find_answers": torch_answers.find_answers,

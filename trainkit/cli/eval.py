@@ -74,7 +74,7 @@ def eval(
 ) -> Iterator[str]:
     """Evaluate a checkpoint on the validation sets or on other data.
 
-    With --lm-eval, evaluates a causal model on tasks of lm-eval.
+    With --lm-eval, evaluates a causal model or an encoder-decoder on tasks of lm-eval.
 
     Writes the metrics to the run's results/SET-STEP.json.
     """

@@ -1,6 +1,6 @@
-"""Log-likelihoods of given continuations under a causal model, many at a time.
+"""Log-likelihoods of given continuations, or of targets given their sources, many at a time.
 
-Shapes: N sequences, P positions of the longest one's bucket, V vocabulary.
+Shapes: N sequences, P positions of the longest one's bucket, S those of the longest source's, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +19,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.infer.generate import bucket, pad_prompts
-from trainkit.models.stack import LanguageModel
+from trainkit.infer.seq2seq import read_sources
+from trainkit.tasks.seq2seq import shifted_right
 from trainkit.train.out_of_memory import can_recover_from
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Positions of which there are logits at the same time, for every sequence.
 _AT_ONCE = 64
 
 
 class Continuation(NamedTuple):
-    """Tokens to score, and those before them."""
+    """Tokens to score, and those before them or, for an encoder-decoder, of their source."""
 
     context: Sequence[int]
     """At least one token."""
@@ -43,8 +48,46 @@ class Likelihood(NamedTuple):
     """Whether each of its tokens is the likeliest one at its place."""
 
 
+@dataclass
+class RowsAtOnce:
+    """How many texts are computed at once: half as many each time that memory runs out."""
+
+    count: int
+    warn: Callable[[str], None] = lambda message: None
+    """Called with what a person should know."""
+
+    def batches(self, items: Sequence[T], compute: Callable[[Sequence[T]], R]) -> Iterator[tuple[Sequence[T], R]]:
+        """Yield up to `count` consecutive items at a time, and what `compute` returns for them.
+
+        Raises:
+            TrainkitError: there is no memory for one item.
+        """
+        begin = 0
+        while begin < len(items):
+            chosen = items[begin : begin + self.count]
+            try:
+                found = compute(chosen)
+            except jax.errors.JaxRuntimeError as error:
+                if not can_recover_from(error):
+                    raise
+                self._halve()
+                continue
+            yield chosen, found
+            begin += len(chosen)
+
+    def _halve(self) -> None:
+        if self.count == 1:
+            raise TrainkitError(
+                "there is no memory for one text",
+                hint="use a device with more memory, or a run with a shorter context",
+                exit_code=FAILED,
+            )
+        before, self.count = self.count, self.count // 2
+        self.warn(f"no memory for {before} texts at once: continuing with {self.count}")
+
+
 def score_rows(
-    model: LanguageModel,
+    model: Any,
     tokens_NP: Int[Array, "N P"],
     targets_NP: Int[Array, "N P"],
     counted_NP: Bool[Array, "N P"],
@@ -52,7 +95,27 @@ def score_rows(
     """Return each row's sum of the log-likelihoods of its counted targets, in nats, float32, and whether all of these
     have the largest logit."""
     hidden_NPD, _ = model.hidden(tokens_NP)
+    return _score_states(model, hidden_NPD, targets_NP, counted_NP)
 
+
+def score_targets(
+    model: Any,
+    sources_NS: Int[Array, "N S"],
+    lengths_N: Int[Array, " N"],
+    targets_NP: Int[Array, "N P"],
+    counted_NP: Bool[Array, "N P"],
+    *,
+    start: int,
+) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
+    """Return the same of targets, given their sources: the decoder reads the token `start`, then the target."""
+    memory_NSD, segments_NS = read_sources(model, sources_NS, lengths_N)
+    hidden_NPD = model.decode(shifted_right(targets_NP, start), memory_NSD, segments_NS)
+    return _score_states(model, hidden_NPD, targets_NP, counted_NP)
+
+
+def _score_states(
+    model: Any, hidden_NPD: Float[Array, "N P D"], targets_NP: Int[Array, "N P"], counted_NP: Bool[Array, "N P"]
+) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
     def score(position: tuple[Array, Array]) -> tuple[Array, Array]:
         hidden_ND, target_N = position
         logits_NV = model.logits(hidden_ND)
@@ -68,13 +131,17 @@ def score_rows(
 @dataclass
 class Scorer:
     """Scores continuations, the longest first, in batches of one number of rows: it compiles a program for each bucket
-    of lengths. When memory runs out, it continues with half as many rows."""
+    of lengths.
 
-    model: LanguageModel
-    mesh: Mesh | None = None
+    Of a text longer than the model's context, the last tokens count, as in lm-eval's model for transformers.
+    """
+
+    model: Any
+    mesh: Mesh | None
     """The devices that the model lies on; one where not given."""
-    rows: int = 16
-    warn: Callable[[str], None] = lambda message: None
+    rows: RowsAtOnce
+    context: int
+    """The most tokens that the model reads."""
 
     def __post_init__(self) -> None:
         self._score = jax.jit(score_rows)
@@ -82,47 +149,47 @@ class Scorer:
     def scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, Likelihood]]:
         """Yield (index of a continuation, its likelihood), the longest first.
 
-        Of a text longer than the model's context, the last tokens count, as in lm-eval's model for transformers.
-
         Raises:
             TrainkitError: a continuation is longer than the model's context, or there is no memory for one row.
         """
-        context = self.model.context_length
         for index, one in enumerate(continuations):
-            if not 0 < len(one.tokens) <= context or not one.context:
+            if not 0 < len(one.tokens) <= self.context or not one.context:
                 raise TrainkitError(
                     f"continuation {index + 1:,} of {len(continuations):,} has {len(one.tokens):,} tokens after"
-                    f" {len(one.context):,}, and the model's context has {context:,}",
+                    f" {len(one.context):,}, and the model's context has {self.context:,}",
                     hint="there must be tokens in both, and no more to score than the context has",
                 )
-        kept = [[*one.context, *one.tokens][-context - 1 :] for one in continuations]
-        order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
-        begin = 0
-        while begin < len(order):
-            chosen = order[begin : begin + self.rows]
-            try:
-                found = self._batch([kept[at] for at in chosen], [len(continuations[at].tokens) for at in chosen])
-            except jax.errors.JaxRuntimeError as error:
-                if not can_recover_from(error):
-                    raise
-                self._take_fewer_rows()
-                continue
-            yield from zip(chosen, found, strict=True)
-            begin += len(chosen)
+        kept = [self._cut(one) for one in continuations]
+        order = sorted(range(len(kept)), key=lambda index: (-sum(map(len, kept[index])), index))
 
-    def _batch(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[Likelihood]:
-        """Return the likelihood of the last tokens of each text, `counts` of them."""
-        width = bucket(max(map(len, texts)) - 1, most=self.model.context_length)
-        filled = [*texts, *[(0,)] * (self.rows - len(texts))]
-        tokens_NP, lengths_N = pad_prompts([text[:-1] for text in filled], width)
-        targets_NP, _ = pad_prompts([text[1:] for text in filled], width)
-        counts_N = np.array([*counts, *[0] * (self.rows - len(counts))])
+        def score(chosen: Sequence[int]) -> list[Likelihood]:
+            return self._batch([kept[index] for index in chosen])
+
+        for chosen, found in self.rows.batches(order, score):
+            yield from zip(chosen, found, strict=True)
+
+    def _cut(self, one: Continuation) -> Continuation:
+        """Return a continuation with as much of its context as the model reads."""
+        room = self.context + 1 - len(one.tokens)
+        return Continuation(one.context[-room:], one.tokens)
+
+    def _batch(self, chosen: Sequence[Continuation]) -> list[Likelihood]:
+        rows = self.rows.count
+        with nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
+            found = self._score(self.model, *map(self._put, self._arrays(chosen, rows)))
+            likelihoods_N, greedy_N = map(np.asarray, found)
+        return [Likelihood(float(likelihoods_N[n]), bool(greedy_N[n])) for n in range(len(chosen))]
+
+    def _arrays(self, chosen: Sequence[Continuation], rows: int) -> tuple[np.ndarray, ...]:
+        """Return what `score_rows` takes, filled up to so many rows."""
+        texts = [[*one.context, *one.tokens] for one in chosen] + [[0]] * (rows - len(chosen))
+        width = bucket(max(map(len, texts)) - 1, most=self.context)
+        tokens_NP, lengths_N = pad_prompts([text[:-1] for text in texts], width)
+        targets_NP, _ = pad_prompts([text[1:] for text in texts], width)
+        counts_N = np.array([len(one.tokens) for one in chosen] + [0] * (rows - len(chosen)))
         places_P = np.arange(width)
         counted_NP = (places_P >= (lengths_N - counts_N)[:, None]) & (places_P < lengths_N[:, None])
-        with nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
-            found = self._score(self.model, *map(self._put, (tokens_NP, targets_NP, counted_NP)))
-            likelihoods_N, greedy_N = map(np.asarray, found)
-        return [Likelihood(float(likelihoods_N[n]), bool(greedy_N[n])) for n in range(len(texts))]
+        return tokens_NP, targets_NP, counted_NP
 
     def _put(self, rows: np.ndarray) -> np.ndarray | Array:
         """Return an array of rows, split over all devices if possible."""
@@ -131,12 +198,25 @@ class Scorer:
         split = PartitionSpec(self.mesh.axis_names) if len(rows) % self.mesh.size == 0 else PartitionSpec()
         return jax.device_put(rows, NamedSharding(self.mesh, split))
 
-    def _take_fewer_rows(self) -> None:
-        if self.rows == 1:
-            raise TrainkitError(
-                "there is no memory to score one text",
-                hint="use a device with more memory, or a run with a shorter context",
-                exit_code=FAILED,
-            )
-        self.rows //= 2
-        self.warn(f"no memory to score {self.rows * 2} texts at once: continuing with {self.rows}")
+
+@dataclass
+class TargetScorer(Scorer):
+    """Scores targets under an encoder-decoder: the context of a continuation is the source."""
+
+    start: int = 0
+    """The token before every target."""
+
+    def __post_init__(self) -> None:
+        self._score = jax.jit(partial(score_targets, start=self.start))
+
+    def _cut(self, one: Continuation) -> Continuation:
+        return Continuation(one.context[-self.context :], one.tokens)
+
+    def _arrays(self, chosen: Sequence[Continuation], rows: int) -> tuple[np.ndarray, ...]:
+        filled = [*chosen, *[Continuation((), ())] * (rows - len(chosen))]
+        sides = [one.context for one in filled], [one.tokens for one in filled]
+        (sources_NS, sources_N), (targets_NP, targets_N) = (
+            pad_prompts(side, bucket(max(map(len, side)), most=self.context)) for side in sides
+        )
+        counted_NP = np.arange(targets_NP.shape[1]) < targets_N[:, None]
+        return sources_NS, sources_N, targets_NP, counted_NP
