@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small import LENGTH, batch
-from small_adapters import GPT2, LLAMA, MIXTRAL, QWEN2, TOKENS, adapted, hidden, model, trained
+from small_adapters import GPT2, LLAMA, MIXTRAL, QWEN2, TOKENS, adapted, hidden, model, shapes, trained
 
 from trainkit import models, optim
 from trainkit.checkpoint.leaves import digest, named_leaves
@@ -125,10 +125,9 @@ def test_a_target_that_is_no_layer_is_answered_with_its_name_here() -> None:
 @pytest.mark.parametrize("variant", ["lora", "dora"])
 def test_the_plan_counts_what_is_trained_and_what_is_packed(spec: Any, variant: Any) -> None:
     adapter = Lora(rank=3, variant=variant)
-    model(spec)  # which is cached, and must not be built in a trace
-    made = jax.eval_shape(lambda: adapted(spec, adapter))
+    made = shapes(spec, adapter)
     assert sum(x.size for x in jax.tree.leaves(eqx.filter(made, trainable(made)))) == adapter_parameters(adapter, spec)
-    packed = jax.eval_shape(lambda: adapted(spec, Lora(rank=3, base="nf4")))
+    packed = shapes(spec, Lora(rank=3, base="nf4"))
     found = [x for x in jax.tree.leaves(packed, is_leaf=lambda x: isinstance(x, Nf4)) if isinstance(x, Nf4)]
     assert sum(int(np.prod(x.shape)) for x in found) == quantised_parameters(spec)
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found)) == quantised_bytes(spec)
@@ -197,8 +196,8 @@ def test_a_cast_leaves_what_much_hangs_on_in_float32() -> None:
 
 @cache
 def _step(adapter: Adapter, spec: AdamW) -> Any:
-    shapes = jax.eval_shape(lambda: adapted(GPT2, adapter))
-    trained = eqx.filter(shapes, trainable(shapes))
+    model = shapes(GPT2, adapter)
+    trained = eqx.filter(model, trainable(model))
     optimizer = optim.build(spec, models.leaf_names(trained), trained, adapter=adapter)
     step = make_step(
         task=build_task(CausalLM()),

@@ -25,9 +25,15 @@ MIXTRAL = Mixtral(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, exp
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (3, LENGTH))
 
 
+def built(spec: Any, key: int = 0) -> Any:
+    return models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(key))
+
+
 @cache
 def model(spec: Any, key: int = 0) -> Any:
-    return models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(key))
+    # other tests get it too: it must hold numbers even where the first to ask for it is being traced
+    with jax.ensure_compile_time_eval():
+        return built(spec, key)
 
 
 def trained(adapted: Any, seed: int = 1) -> Any:
@@ -41,6 +47,11 @@ def trained(adapted: Any, seed: int = 1) -> Any:
 
 def adapted(spec: Any, adapter: Adapter, key: int = 0) -> Any:
     return adapt(model(spec, key), adapter, key=jax.random.key(7))
+
+
+def shapes(spec: Any, adapter: Adapter) -> Any:
+    """The adapted model's shapes, without its numbers."""
+    return jax.eval_shape(lambda: adapt(built(spec), adapter, key=jax.random.key(7)))
 
 
 @jax.jit
