@@ -200,10 +200,8 @@ def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(r
     within("● running")
     for page in "2121":  # who turns pages sees the log go on
         terminal.press(page)
-        time.sleep(0.2)
-    terminal.until(lambda screen: re.search(r"─ loss \d", screen) is not None)
-    screen = terminal.screen()
-    assert ages(run, screen, time.time())[0] < LATE
+        terminal.until(lambda screen, page=page: (re.search(r"─ loss \d", screen) is not None) == (page == "1"))
+    assert ages(run, terminal.screen(), time.time())[0] < LATE
     assert send(run, "stop").ok
     within("■ stopped")
     deadline = time.monotonic() + LATE
