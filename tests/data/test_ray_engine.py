@@ -320,8 +320,8 @@ def test_ctrl_c_ends_the_command_with_the_cluster_that_it_started_and_what_was_f
             time.sleep(0.1)
         # as a terminal does: to all processes of the command
         os.killpg(process.pid, signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (INTERRUPTED, "")
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (INTERRUPTED, ""), err
     assert {"raylet", "gcs_server"} <= set(started.values())
     assert not psutil.wait_procs(started, timeout=10)[1]
     assert len(room.stored(tmp_path)) == 1

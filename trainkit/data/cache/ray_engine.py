@@ -294,7 +294,9 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
 def _cancel(ray: Any, running: list[Any]) -> None:
     """Interrupt tasks, which then remove their unfinished files."""
     deadline = time.monotonic() + _GRACE
-    while running and time.monotonic() < deadline:
-        for reference in running:  # again and again: Python drops an interrupt that comes during some imports
-            ray.cancel(reference)
-        _, running = ray.wait(running, num_returns=len(running), timeout=_CANCEL_EVERY)
+    # a cluster that has gone takes its tasks with it, and its error must not hide the reason for which they end
+    with contextlib.suppress(ray.exceptions.RayError):
+        while running and time.monotonic() < deadline:
+            for reference in running:  # again and again: Python drops an interrupt that comes during some imports
+                ray.cancel(reference)
+            _, running = ray.wait(running, num_returns=len(running), timeout=_CANCEL_EVERY)
