@@ -15,6 +15,7 @@ from reference import Reference
 from trainkit.optim.muon import orthogonal
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.matrix import Muon
+from trainkit.recipe.optimizers.wrappers import Offset
 
 RATE = 0.02
 REST = AdamW(learning_rate=0.01)
@@ -58,26 +59,66 @@ def test_muon_ends_where_torch_s_ends(label: str, torch_ends: dict[str, np.ndarr
     trajectories.assert_equal(by_layer(found), wanted, within=1e-5)
 
 
-def test_muon_with_laprop_orthogonalises_the_momentum_of_normalized_gradients() -> None:
-    """As in ZQZCalin's fork of Trainit: a sum of squares, a trace with Nesterov's look-ahead, Newton-Schulz."""
-    spec = PUBLISHED.model_copy(update={"laprop": True, "laprop_decay": 0.9, "weight_decay": 0.0})
+def test_muon_with_laprop_and_offsets_ends_where_trainit_s_muon_adamw_ends() -> None:
+    """As in ZQZCalin's fork: a sum of squares, a trace with Nesterov's look-ahead, Newton-Schulz; AdamW for the rest;
+    and the average of all updates added to each."""
+    rest = AdamW(learning_rate=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    spec = PUBLISHED.model_copy(
+        update={
+            "laprop": True, "laprop_decay": 0.9, "weight_decay": 0.0, "adamw": rest,
+            "wrappers": (Offset(type="offset", beta=0.9),),
+        }
+    )  # fmt: skip
+    shapes = SHAPES | {"output": (12, 6)}
+    at = trajectories.start(shapes)
+    params = by_layer(at)
+    v, m, offset = ({name: np.zeros_like(value) for name, value in params.items()} for _ in range(3))
+    for t in range(100):
+        stacks = {name: np.stack([params[f"{name}/{n}"].T for n in range(shape[0])]) for name, shape in shapes.items()}
+        for name, g in by_layer(trajectories.gradient(stacks, t)).items():
+            if name.startswith("output"):
+                m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.95 * v[name] + 0.05 * g**2
+                step = m[name] / (1 - 0.9 ** (t + 1)) / (np.sqrt(v[name] / (1 - 0.95 ** (t + 1))) + 1e-8)
+                moved = 0.01 * step
+            else:
+                v[name] = 0.9 * v[name] + g**2
+                normal = g / (np.sqrt(v[name]) + 1e-8)
+                m[name] = 0.95 * m[name] + normal
+                x = newton_schulz(0.95 * m[name] + normal)
+                moved = RATE * max(1, x.shape[0] / x.shape[1]) ** 0.5 * x
+            offset[name] = 0.9 * offset[name] + 0.1 * moved
+            params[name] = params[name] - moved - offset[name]
+    found, state = trajectories.trajectory(spec, at=at)
+    trajectories.assert_equal(by_layer(found), params, within=1e-5)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim > 1)
+    assert kept == spec.total_state_bytes(shapes)
+
+
+def newton_schulz(x: np.ndarray) -> np.ndarray:
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+    return x
+
+
+def test_muon_scaled_by_the_nuclear_norm_is_polargrad() -> None:
+    """With the exact polar factor of the momentum, from a singular value decomposition."""
+    spec = PUBLISHED.model_copy(
+        update={
+            "scale": "nuclear", "nesterov": False, "momentum": 0.9, "weight_decay": 0.0, "iterations": 12,
+            "coefficients": "polar-express", "learning_rate": 0.01,
+        }
+    )  # fmt: skip
     params = by_layer(trajectories.start(SHAPES))
-    v, m = ({name: np.zeros_like(value) for name, value in params.items()} for _ in range(2))
+    m = {name: np.zeros_like(value) for name, value in params.items()}
     for t in range(100):
         stacks = {name: np.stack([params[f"{name}/{n}"].T for n in (0, 1)]) for name in SHAPES}
         for name, g in by_layer(trajectories.gradient(stacks, t)).items():
-            v[name] = 0.9 * v[name] + g**2
-            normal = g / (np.sqrt(v[name]) + 1e-8)
-            m[name] = 0.95 * m[name] + normal
-            x = 0.95 * m[name] + normal
-            x /= np.linalg.norm(x)
-            for _ in range(5):
-                x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
-            params[name] = params[name] - RATE * max(1, x.shape[0] / x.shape[1]) ** 0.5 * x
-    found, state = trajectories.trajectory(spec, at=trajectories.start(SHAPES))
+            m[name] = 0.9 * m[name] + 0.1 * g
+            left, values, right = np.linalg.svd(m[name], full_matrices=False)
+            params[name] = params[name] - 0.01 * values.sum() * left @ right
+    found, _ = trajectories.trajectory(spec, at=trajectories.start(SHAPES))
     trajectories.assert_equal(by_layer(found), params, within=1e-5)
-    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim > 1)
-    assert kept == spec.total_state_bytes(SHAPES)
 
 
 @pytest.mark.parametrize(("iterations", "furthest"), [(5, 0.16), (6, 0.0066), (7, 2e-5)])

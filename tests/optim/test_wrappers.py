@@ -19,10 +19,13 @@ from trainkit.recipe.optimizers.wrappers import (
     ClipValue,
     Lookahead,
     Mars,
+    Offset,
     Sam,
     SkipOutliers,
+    Transport,
     WrapperSpec,
 )
+from trainkit.recipe.spec import type_of
 
 RATE, STEPS = 0.05, 60
 
@@ -121,6 +124,17 @@ def test_lookahead_returns_half_the_way_every_five_steps() -> None:
     trajectories.assert_equal(end(Lookahead(type="lookahead")), wanted)
 
 
+def test_transport_moves_parameters_ahead_along_the_change_of_the_updates() -> None:
+    last: dict[str, np.ndarray] = {}
+
+    def change(t, grads, _):
+        moved = {name: g + 0.5 * 0.8 / 0.2 * (g - last.get(name, g)) for name, g in grads.items()}
+        last.update(grads)
+        return moved
+
+    trajectories.assert_equal(end(Transport(type="transport", beta=0.8, scale=0.5)), descend(change))
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_mars_corrects_the_gradient_by_its_change(exact: bool) -> None:
     last: dict[str, dict[str, np.ndarray]] = {}
@@ -163,7 +177,8 @@ def test_norms_of_bfloat16_parameters_are_taken_in_float32() -> None:
 
 
 def test_the_spec_of_a_wrapper_says_how_many_bytes_it_keeps() -> None:
-    for wrapper in (Lookahead(type="lookahead"), Mars(type="mars")):
+    for kind in (Lookahead, Mars, Offset, Transport):
+        wrapper = kind(type=type_of(kind))
         spec = Sgd(type="sgd", learning_rate=RATE, wrappers=(wrapper,))
         params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
         arrays = [leaf for leaf in jax.tree.leaves(optim.build(spec, trajectories.NAMES, params).init(params))]

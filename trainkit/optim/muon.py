@@ -62,9 +62,8 @@ def build(spec: Muon) -> optax.GradientTransformation:
         # wide ones, so that a matrix and one of the transposed shape are divided over the devices together
         wide = [(leaf.mT if is_tall(leaf) else leaf,) for leaf in leaves]
         made = on_own_matrices(lambda x: orthogonal(x, spec.coefficients, spec.iterations), wide)
-        scaled = [
-            _scale(spec, leaf.shape) * (x.mT if is_tall(leaf) else x) for leaf, x in zip(leaves, made, strict=True)
-        ]
+        factors = [x.mT if is_tall(leaf) else x for leaf, x in zip(leaves, made, strict=True)]
+        scaled = [_scale(spec, leaf, x) * x for leaf, x in zip(leaves, factors, strict=True)]
         return structure.unflatten(scaled), contrib.MuonState(count, mu, state.ns_coeffs)
 
     muon = optax.GradientTransformation(init, update)
@@ -103,8 +102,11 @@ def is_tall(matrices: Array) -> bool:
     return matrices.shape[-2] > matrices.shape[-1]
 
 
-def _scale(spec: Muon, shape: tuple[int, ...]) -> float:
-    inputs, outputs = shape[-2:]
+def _scale(spec: Muon, matrices: Array, factors: Array) -> float | Array:
+    """Return what multiplies the polar factors of matrices."""
+    inputs, outputs = matrices.shape[-2:]
+    if spec.scale == "nuclear":
+        return (matrices * factors).sum((-2, -1), keepdims=True)
     if spec.scale == "rms":
         return ADAMW_RMS * max(inputs, outputs) ** 0.5
     return max(1.0, outputs / inputs) ** 0.5

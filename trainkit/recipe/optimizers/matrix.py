@@ -70,10 +70,11 @@ class Muon(MatrixOptimizer, WithMoments):
     arXiv:2505.16932), and comes nearer to 1 with every iteration."""
     iterations: Annotated[int, Field(ge=1, le=20)] = 5
     """Iterations at each step."""
-    scale: Literal["width", "rms"] = "width"
+    scale: Literal["width", "rms", "nuclear"] = "width"
     """How updates depend on a matrix's shape. `width` multiplies them by sqrt(max(1, outputs / inputs)), as published;
     `rms` by 0.2 sqrt(max(inputs, outputs)), which makes them as large as AdamW's (Liu et al. 2025), so that a
-    learning rate tuned for AdamW fits."""
+    learning rate tuned for AdamW fits; `nuclear` by the nuclear norm of what is orthogonalised, so that updates become
+    smaller with the gradients: PolarGrad, published with `nesterov = false` (Lau et al. 2025, arXiv:2505.21799)."""
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.muon"

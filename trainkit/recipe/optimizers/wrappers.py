@@ -157,6 +157,41 @@ class Lookahead(WrapperSpec):
         return 4 * math.prod(shape)
 
 
+class Offset(WrapperSpec):
+    """Add an average of the updates to each update, as in ZQZCalin's fork of Trainit (`muon_adamw`, `mango`)."""
+
+    type: Literal["offset"]
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Decay of the average."""
+
+    implementation: ClassVar[str] = "trainkit.optim.offset:build_offset"
+    around: ClassVar[Around] = "update"
+    changes_steps: ClassVar[bool] = True
+    has_state: ClassVar[bool] = True
+
+    def state_bytes(self, shape: tuple[int, ...]) -> int:
+        return 4 * math.prod(shape)
+
+
+class Transport(WrapperSpec):
+    """Move parameters ahead along the change of the updates, so that an average of gradients lags behind less: implicit
+    gradient transport (Arnold et al. 2019, arXiv:1906.03532), in the form of Trainit."""
+
+    type: Literal["transport"]
+    beta: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """The momentum of the rule."""
+    scale: Positive = 1.0
+    """How far parameters are moved, as a share of beta / (1 - beta) x change."""
+
+    implementation: ClassVar[str] = "trainkit.optim.offset:build_transport"
+    around: ClassVar[Around] = "update"
+    changes_steps: ClassVar[bool] = True
+    has_state: ClassVar[bool] = True
+
+    def state_bytes(self, shape: tuple[int, ...]) -> int:
+        return 4 * math.prod(shape)
+
+
 class Mars(WrapperSpec):
     """Correct each gradient by how it changed since the last step (Yuan et al. 2024, arXiv:2411.10438).
 
@@ -187,7 +222,19 @@ class Mars(WrapperSpec):
 
 
 #: Every wrapper of the recipe language.
-WRAPPERS = (Cautious, ClipValue, ClipLeaf, ClipAdaptive, ClipUpdate, SkipOutliers, Sam, Lookahead, Mars)
+WRAPPERS = (
+    Cautious,
+    ClipValue,
+    ClipLeaf,
+    ClipAdaptive,
+    ClipUpdate,
+    SkipOutliers,
+    Sam,
+    Lookahead,
+    Offset,
+    Transport,
+    Mars,
+)
 
 if TYPE_CHECKING:
     Wrapper: TypeAlias = WrapperSpec
