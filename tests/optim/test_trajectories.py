@@ -18,7 +18,19 @@ from trajectories import SHAPES, trajectory
 
 from trainkit import optim
 from trainkit.optim.schedule_free import averages
-from trainkit.recipe.optimizers.adam import Adam, Adamax, AdamW, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
+from trainkit.recipe.optimizers.adam import (
+    Adam,
+    Adamax,
+    AdamW,
+    Adan,
+    AdEMAMix,
+    Adopt,
+    Lamb,
+    NAdam,
+    NAdamW,
+    PolarDescent,
+    Sophia,
+)
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy, ScheduleFree
@@ -202,6 +214,31 @@ def test_normalized_descent_takes_steps_of_one_length(norm: str) -> None:
 
     spec = NormalizedSgd(type="normalized-sgd", norm=norm, **RATE)
     trajectories.assert_equal(trajectory(spec)[0], numpy_end(direction, STEPS, 0.05))
+
+
+def test_polar_descent_updates_the_norm_and_the_direction_by_themselves() -> None:
+    params, norms = trajectories.start(), np.zeros(2)
+    m, v = ({name: np.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2))
+
+    def adam(m, v, t):
+        return m / (1 - 0.9 ** (t + 1)) / (np.sqrt(v / (1 - 0.99 ** (t + 1))) + 1e-8)
+
+    for t in range(STEPS):
+        rate, grads = 0.005 * share(t), trajectories.gradient(params, t)
+        norm = np.sqrt(sum((p**2).sum() for p in params.values()))
+        along = sum((g * params[name]).sum() for name, g in grads.items()) / norm
+        norms = np.array([0.9, 0.99]) * norms + np.array([0.1, 0.01]) * (along, along**2)
+        for name, g in grads.items():
+            m[name], v[name] = 0.9 * m[name] + 0.1 * norm * g, 0.99 * v[name] + 0.01 * (norm * g) ** 2
+        direction = {name: p / norm - rate * adam(m[name], v[name], t) for name, p in params.items()}
+        length = np.sqrt(sum((u**2).sum() for u in direction.values()))
+        norm -= 4.0 * rate * adam(*norms, t)
+        params = {name: norm / length * u for name, u in direction.items()}
+    spec = PolarDescent(type="polar-descent", learning_rate=0.005, betas=(0.9, 0.99), norm_rate=4.0)
+    found, state = trajectory(spec, rate=share)
+    # a norm that float32 rounds scales all parameters alike in each step
+    trajectories.assert_equal(found, params, within=4e-6)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim) == spec.total_state_bytes(SHAPES)
 
 
 @pytest.mark.parametrize("base", ["adamw", "sgd"])

@@ -237,5 +237,22 @@ class Sophia(WithMoments):
     averages: ClassVar[int] = 2
 
 
+class PolarDescent(WithMoments):
+    """Adam of the norm of all parameters, and of their direction, each by itself, as in ZQZCalin's fork of Trainit."""
+
+    type: Literal["polar-descent"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+    norm_rate: NotNegative = 1.0
+    """The learning rate of the norm, as a multiple of `learning_rate`, which is that of the direction: a vector of norm
+    1, so that N parameters want a rate about sqrt(N) lower than Adam does."""
+
+    implementation: ClassVar[str] = "trainkit.optim.polar"
+    owns_rate: ClassVar[bool] = True
+    averages: ClassVar[int] = 2
+
+
 #: Those of this file, for `sections/optimizer.py` to list.
-OPTIMIZERS = (AdamW, Adam, NAdam, NAdamW, Adamax, Adan, AdEMAMix, Adopt, Lamb, Sophia)
+OPTIMIZERS = (AdamW, Adam, NAdam, NAdamW, Adamax, Adan, AdEMAMix, Adopt, Lamb, Sophia, PolarDescent)
