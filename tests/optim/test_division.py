@@ -11,6 +11,7 @@ from trainkit import optim
 from trainkit.parallel import mesh
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.matrix import Muon, Shampoo, Soap
+from trainkit.recipe.optimizers.preconditioned import Psgd
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 
 #: Twelve layers are no multiple of eight devices, but those of both shapes together are.
@@ -21,6 +22,7 @@ RULES = {
     # one gradient has no part in some directions of the longer sides, so that no basis of those is the only one
     "soap": Soap(type="soap", every=1, longest_side=32, **RATES),
     "shampoo": Shampoo(type="shampoo", every=1, eps=1e-3, **RATES),
+    "psgd": Psgd(type="psgd", **RATES),
 }
 
 
@@ -51,8 +53,8 @@ def test_eight_devices_compute_an_eighth_each_of_what_one_computes(
     with jax.set_mesh(device_mesh):
         jitted = jax.jit(update, in_shardings=tuple(placed), out_shardings=(placed[2], placed[1]))
         shared = jitted.lower(first, state, params).compile()
-    # what is not a product of matrices is repeated, and is much of it where they are this small
-    assert flops_of(shared) < 0.18 * flops_of(alone)
+    # what is not a product of matrices is repeated, and is much of it where they are this small: psgd's random numbers
+    assert flops_of(shared) < (0.24 if rule == "psgd" else 0.18) * flops_of(alone)
     apart = jax.device_put(state, placed[1])
     for grads in (first, arrays(2), arrays(3)):
         wanted, state = alone(grads, state, params)

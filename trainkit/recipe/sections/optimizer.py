@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainkit.recipe.optimizers import adam, first_order, matrix, parameter_free, spec
+from trainkit.recipe.optimizers import adam, first_order, matrix, online, parameter_free, preconditioned, spec
 from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.spec import union_of
 
@@ -12,7 +12,14 @@ from trainkit.recipe.spec import union_of
 __all__ = ["OPTIMIZERS", "Optimizer", "OptimizerSpec", "Shape"]
 
 #: Every optimizer of the recipe language.
-OPTIMIZERS = (*adam.OPTIMIZERS, *first_order.OPTIMIZERS, *matrix.OPTIMIZERS, *parameter_free.OPTIMIZERS)
+OPTIMIZERS = (
+    *adam.OPTIMIZERS,
+    *first_order.OPTIMIZERS,
+    *matrix.OPTIMIZERS,
+    *online.OPTIMIZERS,
+    *parameter_free.OPTIMIZERS,
+    *preconditioned.OPTIMIZERS,
+)
 
 if TYPE_CHECKING:
     Optimizer: TypeAlias = OptimizerSpec
