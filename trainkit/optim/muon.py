@@ -68,7 +68,7 @@ def build(spec: Muon) -> optax.GradientTransformation:
 
     muon = optax.GradientTransformation(init, update)
     # a chain even without LaProp: the state has had its paths ever since
-    rule = optax.chain(_laprop(spec.laprop_decay), muon) if spec.laprop else optax.chain(muon)
+    rule = optax.chain(laprop(spec.laprop_decay, TINY), muon) if spec.laprop else optax.chain(muon)
     return stored(rule, spec.moments, {"mu": True, "nu": False})
 
 
@@ -77,10 +77,12 @@ class LaPropState(NamedTuple):
     """The decaying sum of the squares of the gradients."""
 
 
-def _laprop(decay: float) -> optax.GradientTransformation:
+def laprop(decay: float, eps: float) -> optax.GradientTransformation:
+    """Return gradients over the root of a decaying sum of their squares, as ZQZCalin's fork of Trainit has it."""
+
     def update(grads: PyTree, state: LaPropState, params: PyTree | None = None) -> tuple[PyTree, LaPropState]:
         nu = jax.tree.map(lambda v, g: decay * v + g * g, state.nu, grads)
-        return jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + TINY), grads, nu), LaPropState(nu)
+        return jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, nu), LaPropState(nu)
 
     return optax.GradientTransformation(lambda params: LaPropState(jax.tree.map(jnp.zeros_like, params)), update)
 

@@ -189,10 +189,10 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
-    def _groups_match_parameters(self) -> Recipe:
-        if self.optimizer.groups:
-            names = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.positions)
-            self.optimizer.check_groups(names)
+    def _the_optimizer_fits_the_parameters(self) -> Recipe:
+        if self.optimizer.groups or self.optimizer.depends_on_shapes:
+            shapes = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.positions)
+            self.optimizer.check_parameters(shapes)
         return self
 
     @model_validator(mode="after")

@@ -85,6 +85,8 @@ class OptimizerSpec(WithSchedules):
     weight decay of each parameter, and no group can choose another rule."""
     owns_rate: ClassVar[bool] = False
     """Whether the rule's own formulas contain the learning rate, so that groups cannot scale it."""
+    depends_on_shapes: ClassVar[bool] = False
+    """Whether its options have to fit the shapes of parameters (`check_parameter`)."""
     scaled_by_width: ClassVar[WidthScaling | None] = None
     """How [mup] scales its learning rates: as for rules whose updates of each number do not depend on the gradient's
     scale (Adam), as for gradient descent, or not at all."""
@@ -178,6 +180,15 @@ class OptimizerSpec(WithSchedules):
     def smaller(self) -> Iterator[dict[str, Any]]:
         """Yield changes of keys that make the state smaller, the mildest first."""
         return iter(())
+
+    def check_parameter(self, name: str, shape: Shape) -> None:
+        """Raise ValueError if the rule cannot update a parameter of this name and shape; most can update all."""
+
+    def check_parameters(self, shapes: Mapping[str, Shape]) -> None:
+        """Raise ValueError if the groups do not fit the trained parameters, or a rule cannot update one of its own."""
+        self.check_groups(shapes)
+        for name, shape in shapes.items():
+            (self._chosen(name) or self).check_parameter(name, shape)
 
     def check_groups(self, names: Iterable[str]) -> None:
         """Check the groups against the names of the trained parameters.

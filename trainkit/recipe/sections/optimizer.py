@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainkit.recipe.optimizers import adam, first_order, matrix, online, parameter_free, preconditioned, spec
+from trainkit.recipe.optimizers import adam, first_order, mango, matrix, online, parameter_free, preconditioned, spec
 from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.spec import union_of
 
@@ -15,6 +15,7 @@ __all__ = ["OPTIMIZERS", "Optimizer", "OptimizerSpec", "Shape"]
 OPTIMIZERS = (
     *adam.OPTIMIZERS,
     *first_order.OPTIMIZERS,
+    *mango.OPTIMIZERS,
     *matrix.OPTIMIZERS,
     *online.OPTIMIZERS,
     *parameter_free.OPTIMIZERS,
