@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 pytest_plugins = ("reference",)
@@ -39,6 +40,9 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA 
     # one module of machine code takes less of the processor than the 32 that a program is divided into otherwise
     quick_to_compile = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick_to_compile}"
+
+# Examples are the same in every run, and take as long as they take: on a busy machine one of 20 ms takes a second.
+hypothesis.settings.load_profile("ci")
 
 #: The functions whose tests took longer than this many seconds, of one worker of two cores, with what they took:
 #: `pytest --write-slow` writes it from a whole run. Such a test is `slow`, and files begin in the order of their sums.
