@@ -15,6 +15,7 @@ from trainkit.data.cache import build as caches
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.data import Pad
 
 ROWS = [
     {"query": "the cat", "positive": "sat on the mat", "negatives": ["a dog", "barked at the cat", "hello"]},
@@ -93,3 +94,13 @@ def test_a_row_without_the_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainkitError, match="'negatives'") as error:
         caches.build(recipe_of(tmp_path, [{"query": "a", "positive": "b", "negative": "c"}]))
     assert 'did you mean "negative"' in error.value.hint
+
+
+def test_a_negative_without_tokens_is_refused_with_its_row(tmp_path: Path) -> None:
+    rows = [ROWS[0], ROWS[1] | {"negatives": ["sat", "\N{COMBINING ACUTE ACCENT}"]}]  # the tokenizer leaves it out
+    encoding = {"type": "pad", "bos": False, "eos": False}
+    recipe = recipe_of(tmp_path, rows)
+    bare = recipe.model_copy(update={"data": recipe.data.model_copy(update={"encoding": Pad.model_validate(encoding)})})
+    with pytest.raises(TrainkitError, match="makes no token of a text of this row") as error:
+        caches.build(bare)
+    assert error.value.where.endswith("rows.jsonl:2")

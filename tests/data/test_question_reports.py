@@ -21,9 +21,12 @@ ROWS = [
 ]
 
 
-def reported(directory: Path, says: Any, *, threshold: float = 0.0, parts: slice = slice(None)) -> tuple[Any, Any]:
+def reported(
+    directory: Path, says: Any, *, threshold: float = 0.0, parts: slice = slice(None), eos: bool = True
+) -> tuple[Any, Any]:
     """The values and the texts of a model that `says` (text, score, null score) of a question and a window's number."""
-    recipe = recipe_of(directory, ROWS, sequence_length=32, document={"unanswerable": True}, encoding={"stride": 10})
+    encoding = {"stride": 10, "eos": eos}
+    recipe = recipe_of(directory, ROWS, sequence_length=32, document={"unanswerable": True}, encoding=encoding)
     cache = caches.build(recipe)
     data = EvalSet(cache.train, recipe.data.train[0], recipe.data, cache.directory, batch_size=1, shifted=False)
     table, codec, numbers = PredictionTable(), cache.text_tokenizer, {}
@@ -56,6 +59,7 @@ def test_the_best_window_answers_and_the_most_similar_answer_counts(tmp_path: Pa
     assert texts["many"] == ("", "dog") and values["exact_match"] == pytest.approx(1 / 3)
 
 
-def test_a_question_of_which_a_window_is_missing_does_not_count(tmp_path: Path) -> None:
-    values, texts = reported(tmp_path, lambda question, number: ("sat", 1.0, 0.0), parts=slice(None, -1))
+@pytest.mark.parametrize("eos", [True, False])
+def test_a_question_of_which_a_window_is_missing_does_not_count(tmp_path: Path, eos: bool) -> None:
+    values, texts = reported(tmp_path, lambda question, number: ("sat", 1.0, 0.0), parts=slice(None, -1), eos=eos)
     assert texts.keys() == {"how", "many"} and values["exact_match"] == 0

@@ -73,6 +73,11 @@ def test_a_window_is_the_question_then_a_part_of_the_context_and_marks_all_answe
     assert {"tokens", "labels", "second", "weights", "filled", "example"} == shape.keys()
 
 
+def test_a_token_with_parts_of_two_answers_is_in_both(tmp_path: Path) -> None:
+    cache, (window,) = windows_of(recipe_of(tmp_path, [row(CONTEXT, "the ca", "t sat", "mat")]))
+    assert [text_of(cache, window, FIRST_ANSWER << n) for n in range(3)] == ["the cat", "cat sat", "mat"]
+
+
 @pytest.mark.parametrize("stride", [5, 12, None])
 def test_windows_of_a_long_context_repeat_the_question_and_miss_nothing(tmp_path: Path, stride: int | None) -> None:
     length = 32

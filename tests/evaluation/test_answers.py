@@ -72,7 +72,7 @@ def test_an_answer_whose_end_is_cut_off_is_left_out() -> None:
         "filled": np.array([4]),
     }
     section = Section(shard=None, source=0, unit=0, tokens=9, documents=1, entries=1, bytes=9)  # type: ignore[arg-type]
-    places = [[SourceSpan(section, file=0, index=0, first=0, end=5)]]
+    places = [[SourceSpan(section, file=0, index=0, first=0, end=5, size=5)]]
     whole = [(places[0][0], [5, 6], [7, 8, 9])]
     assert list(items_of_texts(batch, places, ends=(9,), positions=4)) == whole
     assert list(items_of_texts(batch, places, ends=(3,), positions=5)) == whole

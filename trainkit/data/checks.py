@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,8 @@ from trainkit.recipe.sections.source import document_of
 
 #: Shares above which a check warns.
 UNKNOWN, CUT_OFF, DUPLICATES, SHARED = 0.001, 0.05, 0.01, 0.001
+#: Levels of problems, the worst first.
+_LEVELS = ("error", "warning", "info")
 #: Share of learned tokens below which a check warns.
 LITTLE = 0.01
 #: Pairs that are compared at once.
@@ -45,8 +48,16 @@ def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
         problems += [*_cut_off(cache, recipe), *_duplicates(cache), *one_class(cache, recipe)]
         problems += [*absent_classes(cache, recipe), *shifted_labels(cache, recipe)]
         problems += _same_when_cut_off(cache, recipe)
-    order = ("error", "warning", "info")
-    return sorted(problems, key=lambda finding: order.index(finding.level))
+    return sorted(problems, key=lambda problem: _LEVELS.index(problem.level))
+
+
+def find_evaluation_problems(cache: Cache, recipe: Recipe, name: str) -> list[DataProblem]:
+    """Return what the checks find in a complete training set that is evaluated instead, as the set `name`; errors
+    first."""
+    problems = [*_left_out(cache), *_unknown(cache), *outside_classes(cache, recipe), *_cut_off(cache, recipe)]
+    problems += question_problems(cache, recipe, learns=False)
+    named = [replace(each, message=each.message.replace("train: ", f"{name}: ", 1)) for each in problems]
+    return sorted(named, key=lambda problem: _LEVELS.index(problem.level))
 
 
 def _left_out(cache: Cache) -> Iterator[DataProblem]:

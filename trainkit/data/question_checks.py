@@ -13,8 +13,11 @@ from trainkit.data.show import place_of
 from trainkit.recipe import Recipe
 
 
-def question_problems(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
-    """Yield what is wrong with the questions of each set that is complete; nothing where documents are no questions."""
+def question_problems(cache: Cache, recipe: Recipe, *, learns: bool = True) -> Iterator[DataProblem]:
+    """Yield what is wrong with the questions of each set that is complete; nothing where documents are no questions.
+
+    `learns` says whether the training set is learned, or only evaluated.
+    """
     sources = [recipe.data.train[0], *validation_sources(recipe)]
     for (name, stream), source in zip([("train", cache.train), *cache.validation.items()], sources, strict=True):
         examples = examples_of(stream, source, recipe.data, cache.directory, shifted=recipe.task.shifted)
@@ -29,7 +32,7 @@ def question_problems(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
                 " leaves no room for its context: make examples longer, or leave such rows out",
             )
         answered, whole = examples.answered()
-        if name == "train" and not whole:
+        if name == "train" and learns and not whole:
             yield DataProblem("error", f"train: no answer can be learned: none of {answered:,} is whole in a window")
         elif whole < answered:
             yield DataProblem(

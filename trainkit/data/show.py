@@ -172,8 +172,5 @@ def _where(cache: Cache, place: SourceSpan) -> str:
 
 def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, index: int) -> str:
     """Return where to find a document: its file, with the line or row if the file has several."""
-    its_file = cache.units[set_name][source][unit].files[file]
-    path = its_file.path.removeprefix(os.path.join(os.getcwd(), ""))
-    if its_file.format.one_document:
-        return path
-    return f"{path}:{index + 1}" if its_file.format.by_line else f"{path}:row {index}"
+    place = cache.units[set_name][source][unit].files[file].place_of(index)
+    return place.removeprefix(os.path.join(os.getcwd(), ""))

@@ -38,13 +38,13 @@ class _Question:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parts leave out nothing before the end of the last one."""
+        """Whether the parts leave out nothing of the document."""
         end = 0
         for first, after in sorted(self.seen):
             if first > end:
                 return False
             end = max(end, after)
-        return True
+        return end == self.place.size
 
 
 class AnswerReport:

@@ -17,6 +17,7 @@ from trainkit.data import recorded
 from trainkit.data.batches.evaluation_set import EvalSet, evaluation_sets
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
+from trainkit.data.checks import find_evaluation_problems
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
@@ -167,6 +168,8 @@ def _evaluate(
     try:
         if cache.tokenizer is not None:
             check_tokenizer(recipe.task, cache.tokenizer)
+        if named is not None:
+            _check_data(cache, recipe, named, warn)
         plan = plan_of(recipe, vocab_size=cache.vocab_size, data=UNKNOWN_SIZE, directory=directory)
         built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
         state = _parameters(directory, info, recipe, built, weights=weights)
@@ -205,6 +208,15 @@ def _evaluate(
         return evaluate(state, info.step)
     finally:
         cache.close()
+
+
+def _check_data(cache: Cache, recipe: Recipe, name: str, warn: Callable[[str], None]) -> None:
+    """Make the checks that a run makes of its validation sets. Raises TrainkitError if the data cannot be evaluated."""
+    for problem in find_evaluation_problems(cache, recipe, name):
+        if problem.level == "error":
+            raise TrainkitError(problem.message, where="--data", hint="leave these rows out")
+        if problem.level == "warning":
+            warn(problem.message)
 
 
 def _training_set(cache: Cache, recipe: Recipe, *, at_once: int, name: str) -> EvalSet:

@@ -13,6 +13,7 @@ from trainkit.data.batches.packing import PackedSpans, PackingCounts
 from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.shards import FURTHER, LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
+from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec
 
@@ -88,6 +89,12 @@ def pair_spans(
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     borders = ends - (_sums(marks & SECOND > 0, ends) - _sums(marks & SECOND > 0, starts))
     further = np.flatnonzero(marks[: ends[-1] if len(ends) else 0] & FURTHER)
+    if len(ends) and len(further) % len(ends):
+        raise TrainkitError(
+            "the cache has rows in which a text has no token, from an earlier version of trainkit",
+            where="data.cache",
+            hint="name another directory there: tokenising again names the row",
+        )
     more_NS = further.reshape(len(ends), -1) if len(ends) else np.zeros((0, 0), np.int64)
     begins_NS = np.concatenate([starts[:, None], borders[:, None], more_NS], 1)
     whole_NS = np.diff(begins_NS, axis=1, append=ends[:, None]) - shift

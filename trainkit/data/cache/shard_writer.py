@@ -76,6 +76,7 @@ class ShardWriter:
         self._numbers = {file.path: number for number, file in enumerate(unit.files)}
         self._dtype = np.dtype(encoding.dtype).newbyteorder("<")
         self._pieces: list[Piece] = []
+        self._sources: list[SourceFile] = []
         self._documents: list[tuple[int, int, int, int]] = []
         self._marks: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
@@ -88,7 +89,8 @@ class ShardWriter:
         self.empty = self.learned = self.unknown = self.highest = 0
 
     def add(self, file: SourceFile, piece: Piece) -> None:
-        """Add the next piece, to be encoded by `flush`. Raises TrainkitError if an id is not in the vocabulary."""
+        """Add the next piece, to be encoded by `flush`. Raises TrainkitError as `flush`, or if an id is not in the
+        vocabulary."""
         self._check_ids(file, piece)
         if piece.first:
             self._hash, self._label = hashlib.blake2b(digest_size=8), piece.label
@@ -105,6 +107,7 @@ class ShardWriter:
                 self._documents.append((*place, number, -1))
                 self._labels.append(self._label)
         self._pieces.append(piece)
+        self._sources.append(file)
         self.waiting += piece.bytes if piece.ids is None else piece.ids.nbytes
         self.bytes += piece.bytes
 
@@ -123,10 +126,16 @@ class ShardWriter:
         return len({(file, index) for file, index, _, _ in self._documents})
 
     def flush(self) -> None:
-        """Encode and write the pieces that wait."""
+        """Encode and write the pieces that wait. Raises TrainkitError if a sequence after the second has no token."""
         row = _Row(self._dtype)
-        for piece, (ids, learned, labels) in zip(self._pieces, self._encoded(), strict=True):
+        for file, piece, (ids, learned, labels) in zip(self._sources, self._pieces, self._encoded(), strict=True):
             before, after = self._around(piece, ids)
+            if piece.further and not (len(before) or len(ids) or len(after)):  # its first token would be marked
+                raise TrainkitError(
+                    f"the tokenizer makes no token of a text of this row: {piece.text[:40]!r}",
+                    where=file.place_of(piece.index),
+                    hint="leave such rows out, or let data.encoding put tokens around each text: bos or eos = true",
+                )
             for part in (before, ids, after):
                 row.add(part)
             if self._unit.marked:
@@ -146,7 +155,7 @@ class ShardWriter:
         if not self._unit.marked:
             self.learned = self.tokens
         self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)
-        self._pieces, self.waiting = [], 0
+        self._pieces, self._sources, self.waiting = [], [], 0
 
     def _encoded(self) -> Iterator[_Tokens]:
         """Yield the tokens of each piece that waits. A text that is continued may have some of its ids with the next

@@ -41,6 +41,7 @@ class SourceSpan:
     Attributes:
         file: a number within the unit.
         first, end: offsets within the document's tokens (within this shard).
+        size: the document's tokens (within this shard).
     """
 
     section: Section
@@ -48,6 +49,7 @@ class SourceSpan:
     index: int
     first: int
     end: int
+    size: int
 
 
 class Stream:
@@ -194,11 +196,12 @@ class Stream:
                 document = int(arrays.ends.searchsorted(arrays.ends.dtype.type(position), "right"))
                 begin = int(arrays.ends[document - 1]) if document else 0
                 inside = document < len(arrays.ends)
-                end = min(offset + count, int(arrays.ends[document])) if inside else offset + count
+                last = int(arrays.ends[document]) if inside else int(self._lengths[section])
+                end = min(offset + count, last)
                 # a document that continues in the next shard is recorded there
                 record = arrays.documents[document] if inside else self._record_after(section)
                 file, index, *_ = record.item() if record is not None else (0, 0)
-                yield SourceSpan(self.sections[section], file, index, position - begin, end - begin)
+                yield SourceSpan(self.sections[section], file, index, position - begin, end - begin, last - begin)
                 position = end
 
     def _record_after(self, section: int) -> np.void | None:

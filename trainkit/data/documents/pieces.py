@@ -32,6 +32,8 @@ class LabelledSpan(NamedTuple):
     label: int
     every: bool = True
     """Whether each of its tokens has the label, also one that holds characters around it; else the first only."""
+    adds: bool = False
+    """Whether its label is bits that its tokens have beside those of other spans, instead of replacing them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,8 @@ class Piece:
     learned: tuple[Characters, ...] | None = None
     """Which parts of `text` are targets, in order; None if `learn` decides for the whole text."""
     token_labels: tuple[LabelledSpan, ...] | None = None
-    """Labels of the tokens of `text`, which is tokenised as a whole; where spans overlap the later one counts. Tokens
-    with a label are targets, and no others. None where tokens have no labels."""
+    """Labels of the tokens of `text`, which is tokenised as a whole; of a token in several spans the last one counts,
+    unless it adds bits. Tokens with a label are targets, and no others. None where tokens have no labels."""
     words: bool = False
     """Whether a text with `token_labels` is words and spaces: a byte-level tokenizer sees a space before the first too.
     """

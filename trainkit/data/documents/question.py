@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -126,14 +125,8 @@ def _misplaced(name: str, text: str, start: int, context: str) -> Problem | None
 
 
 def marks_of(answers: Sequence[ContextPart]) -> tuple[LabelledSpan, ...]:
-    """Return the parts of a context that are in one or several answers, each with its answers as bits.
-
-    A token that is in several parts gets the label of the last one: that of most answers, with the first before all.
-    """
-    borders = sorted({border for answer in answers for border in answer})
-    parts: list[LabelledSpan] = []
-    for begin, end in pairwise(borders):
-        within = [n for n, answer in enumerate(answers) if answer.start <= begin and end <= answer.end]
-        if within:
-            parts.append(LabelledSpan(begin, end, sum(FIRST_ANSWER << n for n in within)))
-    return tuple(sorted(parts, key=lambda part: (part.label & FIRST_ANSWER, part.label.bit_count())))
+    """Return the parts of a context that are answers, each with its bit; a token of several answers has all theirs."""
+    return tuple(
+        LabelledSpan(answer.start, answer.end, FIRST_ANSWER << number, adds=True)
+        for number, answer in enumerate(answers)
+    )

@@ -55,6 +55,12 @@ class SourceFile:
         """Return its bytes as stored; 0 if unknown."""
         return self.stat[0]
 
+    def place_of(self, index: int) -> str:
+        """Return where to find a document: the path, with the line or row if the file has several."""
+        if self.format.one_document:
+            return self.path
+        return f"{self.path}:{index + 1}" if self.format.by_line else f"{self.path}:row {index}"
+
     @property
     def local(self) -> bool:
         """Return whether it is a file of this machine."""

@@ -179,7 +179,7 @@ class LoadedTokenizer:
         self, texts: Sequence[tuple[str, Sequence[LabelledSpan]]], *, words: bool = False
     ) -> Iterator[tuple[list[int], np.ndarray]]:
         """Yield the ids of each text as `encode_batch` gives them, and the label of each token, int16 (n,): that of the
-        last span that gives it one, else -1.
+        last span that gives it one, or the bits of all that add some, else -1.
 
         Args:
             words: whether the texts are words and spaces. A byte-level tokenizer then sees a space before the first.
@@ -191,7 +191,8 @@ class LoadedTokenizer:
             labels = np.full(len(placed.ids), -1, np.int16)
             for span in spans:
                 among = np.flatnonzero((placed.begins < span.end) & (placed.ends > span.begin))
-                labels[among if span.every else among[:1]] = span.label
+                among = among if span.every else among[:1]
+                labels[among] = np.maximum(labels[among], 0) | span.label if span.adds else span.label
             yield encoding.ids, labels
 
     def encode_placed(self, text: str, *, special_tokens: bool = False) -> PlacedTokens:
