@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import data_room as room
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import get_abstract_mesh
 
+from trainkit.data.batches.evaluation_set import EvalSet
+from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
+from trainkit.recipe.sections.classification_tasks import TokenClassification
+from trainkit.recipe.sections.metric import SpanF1
 from trainkit.tasks import Loss, Task
+from trainkit.tasks.metric import build_metrics
+from trainkit.tasks.token_classification import TokenClassificationTask
 from trainkit.train.compilations import Compilations
 from trainkit.train.state import State, initial_live
 
@@ -112,3 +121,61 @@ def test_a_set_in_which_nothing_counts_has_no_loss_and_is_an_alert(tmp_path: Pat
     events = read(tmp_path)
     assert [event["metrics"] for event in events if event["type"] == "evaluated"] == [{}]
     assert any(event["type"] == "alert" and "one has nothing to predict" in event["message"] for event in events)
+
+
+class ClassOfToken(eqx.Module):
+    """A model by which the class of a token is its id modulo 5."""
+
+    def hidden_and_penalty(self, tokens_BT, **_):
+        return jax.nn.one_hot(tokens_BT % 5, 5), 0.0
+
+    def scores(self, hidden_BTD, segments_BT):
+        return hidden_BTD
+
+
+def entities(directory: Path, length: int, rows: int, encoding: dict[str, object]) -> dict[str, float]:
+    """Return the F1 of the entities of tagged texts whose examples are made in this way."""
+    classes = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    source = {"path": str(directory / "words.jsonl"), "document": {"type": "tagged", "classes": classes}}
+    recipe = room.recipe(directory, source, sequence_length=length, encoding=encoding)
+    cache = caches.build(recipe)
+    data = EvalSet(
+        cache.train, recipe.data.train[0], recipe.data, cache.directory, batch_size=rows, at_once=rows, shifted=False
+    )
+    log = EventLog(directory, attempt=1)
+    evaluator = Evaluator(
+        {"words": data},
+        batch_size=rows,
+        task=TokenClassificationTask(TokenClassification(type="token-classification", classes=classes)),
+        compute=np.dtype(np.float32),
+        mesh=mesh.make_mesh(data=2, fsdp=1),
+        metrics=build_metrics([SpanF1(type="span-f1", per_type=True)], classes),
+        log=log,
+        interrupted=lambda: False,
+    )
+    state = State(ClassOfToken(), ClassOfToken(), (), jnp.int32(3), jax.random.key(0), initial_live())
+    found = evaluator(state, 3)["words"]
+    log.close()
+    return {name: value for name, value in found.items() if "span_f1" in name}
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        {"type": "windows"},
+        {"type": "windows", "stride": 5},
+        {"type": "pad", "too_long": "split", "buckets": (3, 6)},
+        {"type": "pack", "too_long": "split"},
+    ],
+    ids=["windows", "windows that overlap", "parts in buckets", "packed parts"],
+)
+def test_entities_of_divided_documents_are_those_of_whole_documents(tmp_path: Path, encoding) -> None:
+    chance = np.random.default_rng(0)
+    words = [chance.choice(["alpha", "beta", "42", "naïve"], chance.integers(1, 30)).tolist() for _ in range(20)]
+    labels = [chance.choice([0, 1, 2, 2, 2, 4], len(each)).tolist() for each in words]
+    room.write_rows(
+        tmp_path / "words.jsonl", ({"words": w, "labels": each} for w, each in zip(words, labels, strict=True))
+    )
+    whole = entities(tmp_path, 256, 4, {"type": "pad"})
+    assert 0 < whole["validation/words/span_f1"] < 1
+    assert entities(tmp_path, 8, 4, encoding) == whole

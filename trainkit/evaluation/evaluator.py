@@ -185,11 +185,13 @@ class Evaluator:
                     arrays = whole_to_device(rows, sharding=self._sharding)
                     with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
                         sums, lost, predicted, needed = self._add(sums, lost, state, arrays, number)
-                    if needed:
-                        items.add(needed)
-                    if predicted:
-                        size = self._rows // self._parts
+                    size = self._rows // self._parts
+                    places: Sequence[Sequence[SourceSpan]] = ()
+                    if predicted or any("begins" in each for each in needed.values()):
                         places = data.places(index)[part * size : (part + 1) * size]
+                    if needed:
+                        items.add(needed, size, places)
+                    if predicted:
                         predictions.add(places, size, predicted, rows.get("tokens"))
                 if self._interrupted():
                     break

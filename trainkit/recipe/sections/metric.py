@@ -185,8 +185,8 @@ class SpanF1(MetricSpec):
     """The F1 of entities of one or several words. An entity is right if both its words and its type are.
 
     The classes are `O`, and `B-TYPE` and `I-TYPE` of each type (IOB2, Tjong Kim Sang & Veenstra 1999). As in seqeval,
-    an `I-TYPE` that continues nothing begins an entity. An entity that `data.encoding` divides between two windows
-    counts as two."""
+    an `I-TYPE` that continues nothing begins an entity. Entities are those of whole documents, even if `data.encoding`
+    divides them between windows; `evaluate.max_batches` may leave out a part of one."""
 
     type: Literal["span-f1"]
     average: Literal["micro", "macro"] = "micro"
