@@ -40,6 +40,7 @@ def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch_and
     told = [json.loads(out.splitlines()[-1]) for out, _ in ended]
     for host in told:
         assert host["evaluated"] == {"validation/rows/loss": 7.5, "validation/rows/rows": 16}, "each row counts once"
+        assert "process 1 on " in host["error"] and "OSError: this set cannot be read" in host["error"]
     first, second = (host["asked"][0] for host in told)
     assert len(first) == len(second) == 8 and sorted(first + second) == list(range(16))
     for step in range(host_child.STEPS):

@@ -6,11 +6,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import failing_host
 import pytest
-from trainer import LIMIT, RECIPE, command, environment, losses, trainkit, workplace
+from trainer import BARE, LIMIT, RECIPE, command, ending, environment, losses, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.events.log import read
@@ -24,8 +26,8 @@ HOSTS = (
 )
 
 
-def start(directory: Path, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Start a command as two processes with a device each."""
+def start(directory: Path, *arguments: str, failures: str = "") -> list[subprocess.Popen[str]]:
+    """Start a command as two processes with a device each, and with `failures` of `failing_host`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -33,7 +35,7 @@ def start(directory: Path, *arguments: str) -> list[subprocess.Popen[str]]:
     around["JAX_NUM_CPU_DEVICES"] = "1"
     return [
         subprocess.Popen(
-            command(*arguments),
+            [sys.executable, failing_host.__file__, failures, *arguments] if failures else command(*arguments),
             cwd=directory,
             env=around | {"JAX_PROCESS_ID": str(number)},
             stdout=subprocess.PIPE,
@@ -90,3 +92,25 @@ def test_an_error_of_the_first_process_ends_the_others(tmp_path: Path) -> None:
     first, second = ends(start(directory, "run", "tiny.toml", "--plain"))
     assert (first[0], second[0]) == (2, 2) and "no file matches" in first[2] and "no file matches" not in second[2]
     assert not (directory / "runs" / "tiny").exists()
+
+
+def test_an_error_of_one_process_ends_all_with_a_checkpoint_of_the_last_step_and_its_name(tmp_path: Path) -> None:
+    recipe = BARE.replace("layers = 2", "layers = 1").replace("keep_every = 6", "keep_every = [2, 4]")
+    directory = workplace(tmp_path, f"{recipe}[parallel]\nfsdp = 2\n")
+    run = directory / "runs" / "tiny"
+
+    def steps_on_disk() -> list[int]:
+        return [info.step for info in store.checkpoints(run) if not store.verify(info.directory)]
+
+    ended = ends(start(directory, "run", "tiny.toml", "--plain", failures="copy,write,batch"))
+    for code, _, errors in ended:
+        assert code == 1 and "process 1 on " in errors and "OSError: this disk cannot be read" in errors, ended
+    assert ending(run)[:2] == ("failed", 7), ended
+    assert steps_on_disk() == [2, 7], "that of step 2 is written without a copy, that of step 4 by no process"
+    (alert,) = (event["message"] for event in read(run) if event["type"] == "alert")
+    assert "process 1: this disk is full" in alert
+
+    ended = ends(start(directory, "resume", "tiny", "--plain", failures="log"))
+    for code, _, errors in ended:
+        assert code == 1 and "process 0 on " in errors and "this log cannot be written" in errors, ended
+    assert steps_on_disk() == [2, 7, 10], "step 10 computes while step 9 is logged"

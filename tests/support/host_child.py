@@ -1,4 +1,4 @@
-"""One of several hosts that train on one cache: `host_child.py CACHE-DIRECTORY PORT HOSTS NUMBER`.
+"""One of several hosts that train on one cache: `host_child.py CACHE-DIRECTORY PORT COUNT NUMBER`.
 
 Prints what it read, and what it found in an evaluation.
 
@@ -8,6 +8,7 @@ Real processes joined by `jax.distributed`, each with two fake CPU devices.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
-from trainkit.parallel import mesh
+from trainkit.parallel import hosts, mesh
 from trainkit.plan import BatchSplit
 from trainkit.tasks import Loss, Task
 from trainkit.tasks.statistics import Ratio
@@ -60,13 +61,23 @@ class CountRows(Task):
         return {"loss": loss, "rows": float(metrics["rows"].sum)}
 
 
-def evaluation(directory: Path, number: int) -> dict[str, float]:
-    """Return the metrics of an evaluation in which all hosts take part."""
+class UnreadableRows(Rows):
+    """Rows that the second host cannot read."""
+
+    def batch(self, index: int) -> dict[str, np.ndarray]:
+        if not hosts.is_first():
+            raise OSError("this set cannot be read")
+        return super().batch(index)
+
+
+def evaluation(directory: Path, number: int) -> tuple[dict[str, float], str]:
+    """Return the metrics of an evaluation in which all hosts take part, and the error of one that one host cannot
+    read."""
     run = directory / f"host-{number}"
     run.mkdir()
     log = EventLog(run, attempt=1)
     evaluator = Evaluator(
-        {"rows": Rows()},
+        {"rows": Rows(), "unreadable": UnreadableRows()},
         batch_size=8,
         task=CountRows(),
         compute=np.dtype(np.float32),
@@ -74,15 +85,19 @@ def evaluation(directory: Path, number: int) -> dict[str, float]:
         log=log,
         interrupted=lambda: False,
     )
-    evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), 3)
+    try:
+        evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), 3)
+    except hosts.ProcessFailed as failed:
+        error = failed.problem
     log.close()
     (found,) = (event["metrics"] for event in read(run) if event["type"] == "evaluated")
-    return found
+    return found, error
 
 
 def main() -> None:
-    directory, port, hosts, number = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    jax.distributed.initialize(f"localhost:{port}", hosts, number)
+    directory, port, count, number = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    os.environ |= {hosts.ADDRESS: f"localhost:{port}", hosts.COUNT: str(count), hosts.NUMBER: str(number)}
+    hosts.join()
     room.small_units()
     found = caches.find(recipe(directory))
     assert found is not None
@@ -99,11 +114,14 @@ def main() -> None:
     feed = Prefetch(batch, count=lambda batch: {}, first=0, last=STEPS, split=split, sharding=sharding)
     shards = []
     for _ in range(STEPS):
-        tokens = feed.next().batch["tokens"]
+        while (arrays := feed.next().batch) is None:
+            pass
+        tokens = arrays["tokens"]
         assert tokens.shape == (2, BATCH // 2, 16), "the array is that of all hosts"
         shards.append([[s.index[1].start or 0, s.data.tolist()] for s in tokens.addressable_shards])
     feed.close()
-    print(json.dumps({"asked": asked, "shards": shards, "evaluated": evaluation(directory, number)}))
+    evaluated, error = evaluation(directory, number)
+    print(json.dumps({"asked": asked, "shards": shards, "evaluated": evaluated, "error": error}))
 
 
 if __name__ == "__main__":

@@ -108,19 +108,16 @@ class Saver:
         self.wait()
         self._saves += 1
         started = time.monotonic()
-        if step in self._written and store.directory_of(self._run).joinpath(str(step), manifests.NAME).exists():
+        path = store.directory_of(self._run) / str(step) / manifests.NAME
+        if step in self._written and hosts.from_first(path.exists):
             self._in_flight = self._thread.submit(self._keep_as, step, kind, started)
             return
         leaves = named_leaves(state)
         manifest = _manifest(leaves, step=step, kind=kind, provenance=provenance)
-        try:
-            self._snapshot = copy_leaves(leaves, self._snapshot)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
+        if hosts.agree(ready=self._copy(leaves)):
+            self._in_flight = self._thread.submit(self._write, manifest, started)
+        else:  # in all processes, even if only one has no memory
             self._save_in_place(leaves, manifest, started)
-            return
-        self._in_flight = self._thread.submit(self._write, manifest, started)
 
     def poll(self) -> None:
         """Call `on_saved` if a save has finished. Does not wait. Raises TrainkitError if the save failed."""
@@ -142,6 +139,16 @@ class Saver:
         finally:
             self._thread.shutdown()
             self._snapshot = {}
+
+    def _copy(self, leaves: dict[str, jax.Array]) -> bool:
+        """Copy the leaves; return whether the devices of this process had the memory."""
+        try:
+            self._snapshot = copy_leaves(leaves, self._snapshot)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return False
+        return True
 
     def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, started: float) -> None:
         """Write the state itself, where the devices have no memory for a copy: training waits for the disk."""
@@ -177,17 +184,17 @@ class Saver:
     def _in_turn(self, part: str, write: Callable[[], None], *, first: bool = False) -> None:
         """Write in every process, or only in the `first` one, and return once all processes have called this.
 
-        Raises OSError or ValueError if writing failed in any of them.
+        Raises OSError, which names the process, if writing failed in any of them. A single process raises its error.
         """
         problem: Exception | None = None
         try:
             if hosts.is_first() or not first:
                 write()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, the others wait for this process
             problem = error
         said = hosts.first_problem(f"save/{self._saves}/{part}", arrays.message_of(problem) if problem else None)
         if said is not None:
-            raise problem or OSError(said)
+            raise problem if problem and hosts.count() == 1 else OSError(said) from problem
 
     def _begin(self, root: Path, manifest: Manifest, created: Created) -> Any:
         """Make room on the disk, create the arrays and return them."""
@@ -217,14 +224,20 @@ class Saver:
 
     def _keep_as(self, step: int, kind: Kind, started: float) -> Saved:
         directory = store.directory_of(self._run) / str(step)
-        manifest = manifests.read(directory)
-        longer = max(kind, manifest.kind, key=KINDS.index)
-        manifest = manifest.model_copy(update={"kind": longer})
+        read: list[Manifest] = []
+
+        def write() -> None:
+            manifest = manifests.read(directory)
+            longer = max(kind, manifest.kind, key=KINDS.index)
+            read.append(manifest.model_copy(update={"kind": longer}))
+            if hosts.is_first():
+                manifests.write(directory, read[0])
+
         try:
-            self._in_turn("kept", lambda: manifests.write(directory, manifest), first=True)
+            self._in_turn("kept", write)
         except (OSError, ValueError) as error:
             raise _cannot_write(directory, error) from error
-        return self._saved(manifest, started)
+        return self._saved(read[0], started)
 
     def _saved(self, manifest: Manifest, started: float) -> Saved:
         path = store.directory_of(self._run) / str(manifest.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
 from trainkit.models.casting import cast
+from trainkit.parallel import hosts
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
@@ -179,7 +181,7 @@ class Evaluator:
             sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
             predictions, items = PredictionTable(), GatheredItems()
             for index in range(len(data)):
-                batch = data.batch(index)
+                batch = hosts.make_together(partial(data.batch, index))
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = whole_to_device(rows, sharding=self._sharding)

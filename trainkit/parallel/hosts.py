@@ -3,17 +3,21 @@
 All processes compute the same step. The first one also writes the log, takes commands, and decides everything that
 depends on more than the recipe, the data and the state: the time, commands, signals, files that exist. The others
 receive its decisions through the coordination service of `jax.distributed`, so no device waits for a decision.
+
+Before every computation of all devices, each process says whether it can take part (`agree`). So an error in one of
+them, such as a disk that fails, is known to all while none of them waits for a device, and they end alike.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pickle
+import socket
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
@@ -30,6 +34,18 @@ _SHUTDOWN = 3600
 #: The first process forgets a decision after this many others. A process that falls further behind waits forever, and
 #: a paused run makes about 15 decisions a second.
 _KEPT = 100_000
+#: Where a process leaves the name of its host when it ends with an error.
+_LEFT = "trainkit/left/"
+#: Seconds that a process waits after an error for the others, which may be waiting for it within a computation.
+_MEETING = 600.0
+
+
+class ProcessFailed(TrainkitError):
+    """One process of the run failed, and the others know it."""
+
+
+class FirstFailed(SystemExit):
+    """The first process failed instead of deciding; the code is its exit code."""
 
 
 @dataclass
@@ -39,8 +55,10 @@ class _Group:
     client: Any
     number: int
     count: int
-    decisions: itertools.count[int] = field(default_factory=itertools.count)
+    decisions: int = 0
+    meetings: int = 0
     ends_together: bool = False
+    departed: bool = False
 
 
 _group: _Group | None = None
@@ -94,25 +112,24 @@ def from_first(make: Callable[[], T]) -> T:
     Only main threads may call this, and all processes must make the same calls in the same order.
 
     Raises:
-        TrainkitError: in the first process, as `make` does; in the others, SystemExit with its exit code.
+        Exception: in the first process, as `make` does; in the others, FirstFailed with its exit code.
     """
     if _group is None:
         return make()
-    number = next(_group.decisions)
-    key = f"trainkit/decision/{number}"
     if _group.number:
-        value, code = pickle.loads(_received(_group, key))
+        if _group.departed:
+            raise ProcessFailed("this process has failed, and receives no decisions any more", exit_code=FAILED)
+        value, code = pickle.loads(_received(_group, _decision(_group.decisions)))
+        _group.decisions += 1
         if code is not None:
-            raise SystemExit(code)
+            raise FirstFailed(code)
         return value  # type: ignore[no-any-return]
     try:
         value = make()
-    except TrainkitError as error:
-        _group.client.key_value_set_bytes(key, pickle.dumps((None, error.exit_code)))
+    except Exception as error:
+        _decide(_group, None, error)
         raise
-    _group.client.key_value_set_bytes(key, pickle.dumps((value, None)))
-    if number >= _KEPT:
-        _group.client.key_value_delete(f"trainkit/decision/{number - _KEPT}")
+    _decide(_group, value)
     return value
 
 
@@ -141,6 +158,60 @@ def first_problem(name: str, problem: str | None) -> str | None:
     return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
 
 
+def agree(error: BaseException | None = None, *, ready: bool = True) -> bool:
+    """Return whether all processes are `ready`, once all of them have called this.
+
+    Only main threads may call this, and all processes must make the same calls in the same order.
+
+    Raises:
+        ProcessFailed: one of the processes has an `error`. A single process raises its error itself.
+    """
+    if _group is None:
+        if error is not None:
+            raise error
+        return ready
+    return _agreed(_group, error, ready=ready, until=None)
+
+
+def make_together(make: Callable[[], T]) -> T:
+    """Return what `make` returns in this process, once it has returned in all of them. Raises as `agree`."""
+    try:
+        value = make()
+    except Exception as error:
+        agree(error)
+        raise
+    agree()
+    return value
+
+
+def gather(value: T) -> list[T]:
+    """Return the values of all processes by their number, once all of them have called this, as `agree`."""
+    return [value] if _group is None else _gathered(_group, value, until=None)
+
+
+def share(error: BaseException) -> BaseException:
+    """Return the error with which all processes end when this one has failed: that of the process that failed first.
+
+    Each process calls this once after an error, wherever it was. Afterwards all of them make the same calls again.
+    """
+    if _group is None or isinstance(error, ProcessFailed):
+        return error
+    if not _group.number:
+        _decide(_group, None, error)  # the others may be waiting for this decision
+    try:
+        own = None if isinstance(error, FirstFailed) else error
+        _agreed(_group, own, ready=True, until=time.monotonic() + _MEETING)
+    except ProcessFailed as failed:
+        return failed
+    return error
+
+
+def depart() -> None:
+    """Wait for no decision any more: the others may be waiting for this process, which failed within a computation."""
+    if _group is not None:
+        _group.departed = True
+
+
 def send_to_first(message: str) -> None:
     """Send a message, which `messages_from_others` returns in the first process."""
     assert _group is not None
@@ -161,7 +232,8 @@ def end_together() -> None:
 def leave(code: int) -> None:
     """End this process at once after an error: jax would otherwise wait for the other processes, which still train."""
     if _group is not None and not _group.ends_together:
-        with contextlib.suppress(RuntimeError):  # time for the others to receive the decisions of the first one
+        with contextlib.suppress(RuntimeError):  # time for the others to hear of it, and of the first one's decisions
+            _group.client.key_value_set(f"{_LEFT}{_group.number}", socket.gethostname(), allow_overwrite=True)
             _group.client.wait_at_barrier("trainkit/leaving", 2 * _PATIENCE)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -179,15 +251,70 @@ def _number(name: str) -> int | None:
     return int(text) if text else None
 
 
-def _received(group: _Group, key: str) -> bytes:
+def _decision(number: int) -> str:
+    return f"trainkit/decision/{number}"
+
+
+def _decide(group: _Group, value: Any, error: BaseException | None = None) -> None:
+    """Send the others a decision of the first process, or the exit code of the error that it has instead."""
+    code = None if error is None else error.exit_code if isinstance(error, TrainkitError) else FAILED
+    group.client.key_value_set_bytes(_decision(group.decisions), pickle.dumps((value, code)))
+    if group.decisions >= _KEPT:
+        group.client.key_value_delete(_decision(group.decisions - _KEPT))
+    group.decisions += 1
+
+
+def _agreed(group: _Group, error: BaseException | None, *, ready: bool, until: float | None) -> bool:
+    replies = _gathered(group, (ready, None if error is None else _as_failed(group, error)), until=until)
+    for _, failed in replies:
+        if failed is not None:
+            problem, where, hint, code = failed
+            raise ProcessFailed(problem, where=where, hint=hint, exit_code=code) from error
+    return all(each for each, _ in replies)
+
+
+def _as_failed(group: _Group, error: BaseException) -> tuple[str, str, str, int]:
+    """Return the problem, place, hint and exit code of an error in this process."""
+    place = f"process {group.number} on {socket.gethostname()}"
+    if isinstance(error, TrainkitError):
+        return f"{place}: {error.problem}", error.where, error.hint, error.exit_code
+    return f"{place}: {type(error).__name__}: {error}", "", "", FAILED
+
+
+def _gathered(group: _Group, value: T, *, until: float | None) -> list[T]:
+    meeting = f"trainkit/meeting/{group.meetings}"
+    group.meetings += 1
+    if group.number:
+        group.client.key_value_set_bytes(f"{meeting}/{group.number}", pickle.dumps(value))
+        # after an error a process has received fewer decisions than the others
+        values, group.decisions = pickle.loads(_received(group, f"{meeting}/all", until=until))
+        return values  # type: ignore[no-any-return]
+    others = [_received(group, f"{meeting}/{number}", until=until) for number in range(1, group.count)]
+    values = [value, *map(pickle.loads, others)]
+    group.client.key_value_set_bytes(f"{meeting}/all", pickle.dumps((values, group.decisions)))
+    if group.meetings > 1:  # all have left the meeting before
+        group.client.key_value_delete(f"trainkit/meeting/{group.meetings - 2}")
+    return values
+
+
+def _received(group: _Group, key: str, *, until: float | None = None) -> bytes:
+    """Return a value that another process sets. Raises ProcessFailed if one has ended, and at the moment `until`."""
     while True:
         try:
             return bytes(group.client.blocking_key_value_get_bytes(key, _PATIENCE))
         except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise TrainkitError(
-                    "another process of this run has ended",
+            left = "DEADLINE_EXCEEDED" not in str(error)
+            which = "" if left else _which_left(group)
+            if left or which or (until is not None and time.monotonic() > until):
+                raise ProcessFailed(
+                    f"{which or 'another process of this run'} has ended",
                     where=ADDRESS,
                     hint="its output says why; to continue: trainkit resume RUN, in all processes",
                     exit_code=FAILED,
                 ) from error
+
+
+def _which_left(group: _Group) -> str:
+    """Return the process that has ended with an error; nothing if there is none."""
+    gone = [(key.rpartition("/")[2], host) for key, host in group.client.key_value_dir_get(_LEFT)]
+    return next((f"process {number} on {host}" for number, host in sorted(gone)), "")

@@ -140,10 +140,16 @@ def train(state: State, job: Job) -> Outcome:
             job.checkpointing.save_and_wait(state, step, last=last)
     except (NotFinite, CheckpointNotWritten):
         raise
-    except Exception:
+    except (Exception, hosts.FirstFailed) as error:
+        if hosts.count() > 1 and isinstance(error, JaxRuntimeError):
+            hosts.depart()
+            raise
+        failed = hosts.share(error)
         if step > first:
             _rescue(state, step, job)
-        raise
+        if failed is error:
+            raise
+        raise failed from error
     return Outcome(state, step, stop)
 
 
@@ -155,12 +161,11 @@ def _step_for(number: int, job: Job) -> Step:
 
 
 def _rescue(state: State, step: int, job: Job) -> None:
-    """Save a state that survived an error, so that the steps since the last checkpoint are not lost."""
-    if hosts.count() > 1:
-        return  # the other processes may not be here to write their parts
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
-        return  # the step itself failed
+    """Save a state that survived an error in all processes, so that no steps are lost."""
+    failed = any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
     try:
+        if set(hosts.gather(None if failed else step)) != {step}:
+            return  # the step itself failed
         job.metrics.flush()
         job.checkpointing.save_and_wait(state, step, last=False)
     except (TrainkitError, OSError, RuntimeError) as error:

@@ -91,6 +91,7 @@ class Prefetch:
     ) -> None:
         """`count` is `Task.count`, `depth` the number of batches that wait on the device."""
         ready = self._ready = queue.Queue[tuple[DeviceBatch, Mapping[str, int]] | BaseException](depth)
+        self._item: tuple[DeviceBatch, Mapping[str, int]] | BaseException | None = None
         closed = self._closed = threading.Event()
 
         def put(item: tuple[DeviceBatch, Mapping[str, int]] | BaseException) -> None:
@@ -119,18 +120,17 @@ class Prefetch:
     def next(self) -> Fed:
         """Return the next batch; None instead of it after `PATIENCE` seconds, to handle signals and commands.
 
-        Raises what the thread raised.
+        Raises what the thread raised; if that of another process failed, ProcessFailed.
         """
         started = time.perf_counter()
-        item = None
-        if hosts.is_first():
+        if self._item is None:
             with contextlib.suppress(queue.Empty):
-                item = self._ready.get(timeout=PATIENCE)
-        if not hosts.from_first(lambda: item is not None):
+                self._item = self._ready.get(timeout=PATIENCE)
+        error = self._item if isinstance(self._item, BaseException) else None
+        if not hosts.agree(error, ready=self._item is not None):  # another process may still wait for its batch
             return Fed(None, {}, waited=time.perf_counter() - started)
-        item = item or self._ready.get()
-        if isinstance(item, BaseException):
-            raise item
+        item, self._item = self._item, None
+        assert item is not None and not isinstance(item, BaseException), "all processes have a batch"
         return Fed(*item, waited=time.perf_counter() - started)
 
     def close(self) -> None:
