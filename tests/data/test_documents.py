@@ -14,7 +14,8 @@ from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.data.documents.pieces import PIECE, Piece, Refused
 from trainkit.data.documents.templates import RowReading, check, make_document, missing_column, needed_keys, parse
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
+from trainkit.recipe.sections.document import Chat, Prompt, Template
+from trainkit.recipe.sections.document_spec import Document
 from trainkit.recipe.sections.labelled_documents import Image, Labelled
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

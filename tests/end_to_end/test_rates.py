@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.optim import learning_rate
-from trainkit.recipe.sections.schedule import Constant, Cosine, LinearDecay, Schedule, Wsd
-from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.recipe.sections.schedule import Constant, Cosine, LinearDecay, Wsd
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.rundir.changes import share
 
 WARMUPS = st.integers(0, 12) | st.floats(0, 0.4)

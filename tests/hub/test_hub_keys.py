@@ -21,12 +21,12 @@ from small_families import LENGTH, SPECS, VOCAB, model
 from trainkit.errors import TrainkitError
 from trainkit.hub.config import config_of, family_of, known_keys, spec_values, untrained
 from trainkit.hub.save import save
-from trainkit.recipe.families import FAMILIES
+from trainkit.recipe.families import families
 from trainkit.recipe.families.hugging_face import HARMLESS, OFF, Config, Family
 from trainkit.recipe.families.rope import Yarn
 
 KEYS: dict[str, dict[str, Any]] = json.loads((FIXTURES / "config_keys.json").read_text())
-BY_TYPE = {family.model_type: family for family in FAMILIES}
+BY_TYPE = {family.model_type: family for family in families()}
 #: Keys of a config that its table reads, and what makes them count.
 SMALL = {
     config["model_type"]: config
@@ -91,7 +91,7 @@ def values(config: Config, family: Family) -> dict[str, Any]:
 
 EVERY = [
     (family.model_type, key)
-    for family in FAMILIES
+    for family in families()
     for key in KEYS[family.model_type]
     if (family.model_type, key) not in READ_FOR_NOTHING
 ]
@@ -145,13 +145,13 @@ def test_what_configs_of_early_berts_say_of_their_pooler_has_no_effect() -> None
 
 
 def test_a_key_that_no_table_has_is_refused() -> None:
-    for family in FAMILIES:
+    for family in families():
         with pytest.raises(TrainkitError, match="key_of_tomorrow"):
             values(base(family) | {"key_of_tomorrow": 1}, family)
 
 
 def test_the_keys_are_those_of_the_installed_library(reference: Reference) -> None:
-    assert reference.keys([family.model_type for family in FAMILIES]) == KEYS
+    assert reference.keys([family.model_type for family in families()]) == KEYS
 
 
 @pytest.mark.parametrize("model_type", BY_TYPE)

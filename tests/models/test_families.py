@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from small_decoders import LENGTH, SPECS, VOCAB, model, tokens
 
 from trainkit import models
-from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families import decoder as spec
+from trainkit.recipe.families import families
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.families.mpt import Mpt
@@ -30,8 +30,8 @@ every_family = pytest.mark.parametrize("family", SPECS)
 
 def test_every_rotary_family_of_a_recipe_is_tested_here() -> None:
     known = {tag["const"] for tag in _types(TypeAdapter(Model).json_schema())}
-    assert known == {family.type for family in FAMILIES}
-    assert {family.type for family in FAMILIES if issubclass(family.spec, spec.Decoder)} == set(SPECS)
+    assert known == {family.type for family in families()}
+    assert {family.type for family in families() if issubclass(family.spec, spec.Decoder)} == set(SPECS)
 
 
 def _types(schema: dict[str, Any]) -> list[dict[str, Any]]:

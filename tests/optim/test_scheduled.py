@@ -18,12 +18,12 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.optimizers.adam import Adam, AdamW
 from trainkit.recipe.optimizers.first_order import RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
-from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
-from trainkit.recipe.sections.optimizer import OPTIMIZERS
+from trainkit.recipe.optimizers.spec import Group, Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Constant, LinearDecay
 from trainkit.recipe.sections.schedule_shapes import PiecewiseLinear
 from trainkit.recipe.spec import type_of
 from trainkit.recipe.toml.load import check_lengths, load
+from trainkit.recipe.union import members_of
 
 STEPS = 100
 #: Rules with a momentum, and torch's optimizer with its options.
@@ -77,7 +77,7 @@ def rule(kind: type[OptimizerSpec]) -> OptimizerSpec:
     return kind(type=type_of(kind), learning_rate=0.01, **inner, **own)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind.schedulable], ids=type_of)
+@pytest.mark.parametrize("kind", [kind for kind in members_of(Optimizer) if kind.schedulable], ids=type_of)
 def test_a_rule_with_a_constant_share_is_the_rule_with_that_value(kind: type[OptimizerSpec]) -> None:
     spec = rule(kind)
     shares = {name: 0.5 for name in ("momentum", "beta2") if spec.scheduled_values(name)}

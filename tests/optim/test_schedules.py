@@ -13,7 +13,7 @@ from reference import Reference
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.schedule import SCHEDULES, Cosine, LinearDecay, Wsd
+from trainkit.recipe.sections.schedule import Cosine, LinearDecay, Wsd
 from trainkit.recipe.sections.schedule_shapes import (
     Chain,
     ChainPart,
@@ -25,8 +25,9 @@ from trainkit.recipe.sections.schedule_shapes import (
     Polynomial,
     Power,
 )
-from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule, ScheduleSpec
 from trainkit.recipe.spec import type_of
+from trainkit.recipe.union import members_of
 
 Recipe.model_rebuild()
 STEPS, WARMUP = 100, 20
@@ -131,7 +132,7 @@ def example(kind: type[ScheduleSpec]) -> ScheduleSpec:
     return kind(type=type_of(kind), **values.get(type_of(kind), {}))
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", members_of(Schedule))
 def test_a_schedule_on_the_device_is_that_on_the_host_and_finite_at_all_steps(kind: type[ScheduleSpec]) -> None:
     schedule, steps = example(kind), np.arange(50)
     on_device = jax.jit(lambda step: schedule.rate(step, peak=3.0, steps=50, decay_start=NEVER, xp=jnp))(steps)
@@ -147,7 +148,7 @@ def test_a_schedule_on_the_device_is_that_on_the_host_and_finite_at_all_steps(ki
         (PiecewiseLinear, {"points": ((0.5, 1.0), (0.2, 0.5))}, "increasing order"),
         (Chain, {"warmup": 3, "parts": (ChainPart(length=1, schedule=Cosine()),)}, "a chain has none"),
         (Chain, {"parts": (ChainPart(length=0.7, schedule=Cosine()),) * 2}, "1.4 of the run"),
-        (SCHEDULES[3], {"cooldown": 5}, "has its decay in its place"),
+        (Wsd, {"cooldown": 5}, "has its decay in its place"),
     ],
 )
 def test_what_cannot_be_a_schedule_is_refused(kind: type[ScheduleSpec], values: dict[str, Any], said: str) -> None:
@@ -200,7 +201,7 @@ def test_phases_longer_than_the_run_are_refused_with_what_would_fit(
         schedule.check_lengths(10 * STEPS)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("kind", members_of(Schedule))
 def test_the_defaults_of_every_schedule_fit_into_any_run(kind: type[ScheduleSpec]) -> None:
     for steps in (2, 3, 7, 50):
         if type_of(kind) != "chain":  # a part may have no room for a warm-up of its own

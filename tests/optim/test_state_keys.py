@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from trainkit import optim
 from trainkit.checkpoint.leaves import leaf_of, named_leaves
-from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.optimizers.spec import Optimizer, OptimizerSpec
 from trainkit.recipe.optimizers.wrappers import WRAPPERS
-from trainkit.recipe.sections.optimizer import OPTIMIZERS
 from trainkit.recipe.spec import type_of
+from trainkit.recipe.union import members_of
 
 SHAPES = {"token_embedding": (80, 64), "blocks.mlp_in.weight": (2, 64, 160), "blocks.mlp_in.bias": (2, 160)}
 #: A valid table of each rule, beside its type; rules that begin without a part of their state begin here with it too.
@@ -37,8 +37,6 @@ VALUES: tuple[Any, ...] = (
 @cache
 def language() -> Any:
     from pydantic import TypeAdapter
-
-    from trainkit.recipe.sections.optimizer import Optimizer
 
     return TypeAdapter(Optimizer)
 
@@ -70,12 +68,12 @@ def changes(table: dict[str, Any], spec: Any) -> Iterator[tuple[str, dict[str, A
                 yield key, {**table, key: other}
 
 
-@pytest.mark.parametrize("rule", [type_of(member) for member in OPTIMIZERS])
+@pytest.mark.parametrize("rule", [type_of(member) for member in members_of(Optimizer)])
 def test_a_change_of_a_key_is_allowed_if_the_saved_state_fits_it(rule: str) -> None:
     wrong = []
     for more in MORE.get(rule, [{}]):
         table = {"type": rule, "learning_rate": 0.1, "weight_decay": 0.1, **more}
-        if "adamw" in next(member for member in OPTIMIZERS if type_of(member) == rule).model_fields:
+        if "adamw" in next(member for member in members_of(Optimizer) if type_of(member) == rule).model_fields:
             table["adamw"] = {"learning_rate": 0.1}
         before = spec_of(table)
         leaves, values = leaves_of(before), before.state_key_values()
@@ -137,10 +135,10 @@ def test_mars_does_not_take_saved_gradients_for_parameters() -> None:
     assert plain == other_gamma != exact
 
 
-@pytest.mark.parametrize("name", [type_of(member) for member in (*OPTIMIZERS, *WRAPPERS)])
+@pytest.mark.parametrize("name", [type_of(member) for member in (*members_of(Optimizer), *WRAPPERS)])
 def test_an_update_of_bfloat16_parameters_keeps_the_types_of_every_state(name: str) -> None:
     """A scan over micro-batches, a donated state and a checkpoint need the same arrays after a step as before."""
-    rules = {type_of(member): member for member in OPTIMIZERS}
+    rules = {type_of(member): member for member in members_of(Optimizer)}
     table = {"type": name if name in rules else "adamw", "learning_rate": 0.1, "weight_decay": 0.1}
     if "adamw" in rules[table["type"]].model_fields:
         table["adamw"] = {"learning_rate": 0.1}

@@ -34,9 +34,9 @@ from trainkit.recipe.optimizers.adam import (
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, Prodigy, ScheduleFree
-from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
+from trainkit.recipe.optimizers.spec import Group, Optimizer, OptimizerSpec
 from trainkit.recipe.optimizers.wrappers import Lookahead
-from trainkit.recipe.sections.optimizer import OPTIMIZERS
+from trainkit.recipe.union import members_of
 
 STEPS = 100
 #: A weight decay for all parameters, as torch and optax have it.
@@ -363,7 +363,9 @@ def test_few_bits_change_a_trajectory_little_and_no_type_of_the_state(moments: s
     params = {name_of: jnp.ones((2, 64, 96), jnp.bfloat16)}
     grads = {name_of: jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 96)), jnp.float32)}
     few = [
-        kind for kind in OPTIMIZERS if "moments" in kind.model_fields and kind.model_fields["type"].default != "adamw"
+        kind
+        for kind in members_of(Optimizer)
+        if "moments" in kind.model_fields and kind.model_fields["type"].default != "adamw"
     ]
     assert len(few) > 10
     for kind in few:

@@ -7,14 +7,14 @@ from importlib import import_module
 from pathlib import Path
 
 import trainkit
-from trainkit.recipe import families
-from trainkit.recipe.families import FAMILIES
+from trainkit.recipe.families import families
 from trainkit.recipe.families.hugging_face import Family
 from trainkit.recipe.families.model import Head
-from trainkit.recipe.sections.model import MODELS
+from trainkit.recipe.sections.model import Model
+from trainkit.recipe.union import members_of
 
 PACKAGE = Path(trainkit.__file__).parent
-FILES = Path(families.__file__).parent
+FILES = PACKAGE / "recipe" / "families"
 HOMES = {
     f"trainkit.recipe.families.{file.stem}": module.FAMILY
     for file in FILES.glob("[!_]*.py")
@@ -34,8 +34,8 @@ def imported(file: Path) -> set[str]:
 
 
 def test_every_family_file_is_in_the_list_and_the_list_makes_the_section() -> None:
-    assert sorted(family.type for family in HOMES.values()) == sorted(family.type for family in FAMILIES)
-    assert tuple(family.spec for family in FAMILIES) == MODELS
+    assert sorted(family.type for family in HOMES.values()) == sorted(family.type for family in families())
+    assert [family.spec for family in families()] == members_of(Model)
 
 
 def test_a_family_is_in_the_file_that_is_named_as_its_type() -> None:
@@ -45,8 +45,8 @@ def test_a_family_is_in_the_file_that_is_named_as_its_type() -> None:
 
 
 def test_no_two_families_have_one_type_or_one_model_type() -> None:
-    assert len({family.type for family in FAMILIES}) == len(FAMILIES)
-    assert len({family.model_type for family in FAMILIES}) == len(FAMILIES)
+    assert len({family.type for family in families()}) == len(families())
+    assert len({family.model_type for family in families()}) == len(families())
 
 
 def test_only_the_list_and_a_module_that_builds_a_single_family_import_it() -> None:
@@ -75,7 +75,7 @@ def test_every_parameter_of_a_family_has_a_tensor_name() -> None:
         "experts_per_token": 2,
         "decoder_start": 0,
     }
-    for family in FAMILIES:
+    for family in families():
         given = {key: value for key, value in sizes.items() if key in family.spec.model_fields}
         spec = family.spec.model_validate(given)
         leaves = spec.leaf_shapes(vocab_size=5, sequence_length=4)

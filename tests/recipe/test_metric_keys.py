@@ -9,9 +9,10 @@ import pytest
 from sample_recipe import TEXT, changed, write
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.task import TASKS
+from trainkit.recipe.sections.task import Task
 from trainkit.recipe.spec import type_of
 from trainkit.recipe.toml.load import load
+from trainkit.recipe.union import members_of
 from trainkit.tasks import build
 from trainkit.tasks.statistics import Ratio
 
@@ -49,7 +50,7 @@ def test_a_task_with_classes_says_that_they_are_missing(tmp_path: Path) -> None:
     assert "mistakes" not in str(raised.value), "the class that stands in for the missing ones is no mistake"
 
 
-@pytest.mark.parametrize("spec", TASKS, ids=type_of)
+@pytest.mark.parametrize("spec", members_of(Task), ids=type_of)
 def test_a_task_s_spec_names_what_an_evaluation_reports(spec: type) -> None:
     task = build(spec.model_validate({"type": type_of(spec)}))
     metrics = {name: Ratio(np.float32(1), np.float32(1)) for name in task.metrics}

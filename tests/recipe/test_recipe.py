@@ -14,7 +14,7 @@ from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.task import TASKS
+from trainkit.recipe.sections.task import Task
 from trainkit.recipe.spec import type_of
 from trainkit.recipe.toml import schema
 from trainkit.recipe.toml.layers import TYPES
@@ -22,6 +22,7 @@ from trainkit.recipe.toml.load import Loaded, load, load_resolved
 from trainkit.recipe.toml.positions import Key, dotted, locate
 from trainkit.recipe.toml.suggestions import FOREIGN
 from trainkit.recipe.toml.values import differences, dumps, toml_value
+from trainkit.recipe.union import members_of
 
 modest = settings(max_examples=100, deadline=None)
 
@@ -466,7 +467,7 @@ def test_the_names_of_other_trainers_are_answered_with_ours(tmp_path, section, n
 def test_a_foreign_name_leads_to_a_key_that_exists(name):
     key = FOREIGN[name].key
     parts = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    tables = [{}, *({"task": {"type": type_of(task)}} for task in TASKS)]
+    tables = [{}, *({"task": {"type": type_of(task)}} for task in members_of(Task))]
     assert not key or any(schema.node_at(parts, table) is not None for table in tables)
     assert key or FOREIGN[name].note
 

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from rouge_score.rouge_scorer import RougeScorer
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.metric import METRICS, Metric
+from trainkit.recipe.sections.metric import METRICS
+from trainkit.recipe.sections.metric_spec import Metric
 from trainkit.recipe.sections.text_metric import TEXT_METRICS
 from trainkit.tasks.text_metrics import build_text_metrics, token_f1
 

@@ -61,7 +61,8 @@ def _check_files(loaded: Loaded) -> None:
 
 def _notes_on_documents(recipe: Recipe) -> list[str]:
     """Return a note where the default task, which nobody chose, does not learn from the training documents."""
-    from trainkit.recipe.spec import members_at, type_of
+    from trainkit.recipe.spec import type_of
+    from trainkit.recipe.union import members_at
 
     try:
         recipe.task.check_documents(recipe.data.train)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families import FAMILIES
+from trainkit.recipe.families import families
 from trainkit.recipe.families.hugging_face import Config, Family, Unsupported, means_nothing
 from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.transformer import Pretrained
@@ -41,12 +41,12 @@ def family_of(config: Config, *, where: str) -> Family:
     """Return the family of a config.json. Raises TrainkitError, which lists the supported families, if it is another
     one."""
     architectures = _architectures(config, where)
-    for family in FAMILIES:
+    for family in families():
         if config.get("model_type") == family.model_type:
             _check_architecture(architectures, family, where)
             return family
     named = ", ".join(architectures) or "not named"
-    supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in FAMILIES)
+    supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in families())
     raise TrainkitError(
         f"model_type = {json.dumps(config.get('model_type'))} (architecture {named}) is not supported",
         where=where,
@@ -206,14 +206,14 @@ def check_loads(model: Pretrained) -> None:
 
 def family_of_spec(model: Pretrained) -> Family:
     """Return the family of a spec. Raises TrainkitError if it has no Hugging Face table, as some plugins have none."""
-    for family in FAMILIES:
+    for family in families():
         # a plugin's spec may derive from one of these and compute something else
         if type_of(type(model)) == family.type:
             return family
     raise TrainkitError(
         f"models of this type have no Hugging Face format: {type(model).__name__}",
         where="model.type",
-        hint=f"types that have one: {', '.join(family.type for family in FAMILIES)}",
+        hint=f"types that have one: {', '.join(family.type for family in families())}",
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.run_parameters import with_checkpoint
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.hugging_face import Config, Family
 from trainkit.recipe.families.transformer import Transformer
@@ -30,6 +29,10 @@ def load(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> Load
     """
     loaded = recipes.load(path, overrides, mode=mode, look_up=look_up, look_up_adapter=look_up_adapter)
     check_head(loaded.recipe)
+    if loaded.recipe.run.parameters_from is None:
+        return loaded
+    from trainkit.hub.run_parameters import with_checkpoint  # loads what reads runs
+
     return with_checkpoint(loaded)
 
 

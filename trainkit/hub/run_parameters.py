@@ -24,14 +24,13 @@ _PARAMS = "params."
 
 
 def with_checkpoint(loaded: Loaded) -> Loaded:
-    """Return the recipe with `run.parameters_from`, if it has one, as an absolute path that ends with the step.
+    """Return a recipe that has `run.parameters_from` with it as an absolute path that ends with the step.
 
     Raises:
         TrainkitError: there is no such run or checkpoint, or its parameters are not those of the recipe's model.
     """
     recipe = loaded.recipe
-    if recipe.run.parameters_from is None:
-        return loaded
+    assert recipe.run.parameters_from is not None
     try:
         directory, step = find_run(os.path.expanduser(recipe.run.parameters_from))
         info = store.checkpoint_of(directory, step)

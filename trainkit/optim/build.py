@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from trainkit.optim.decay import decayed
 from trainkit.optim.scheduled import with_schedules
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
-from trainkit.recipe.optimizers.wrappers import Around, WrapperSpec
+from trainkit.recipe.optimizers.wrapper_spec import Around, WrapperSpec
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.mup import rate_factor
 from trainkit.recipe.spec import implementation_of, import_named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from pydantic import Field, model_validator
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import WRITING
 from trainkit.recipe.families.transformer import Pretrained, Transformer
+from trainkit.recipe.optimizers.spec import Optimizer
 from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
 from trainkit.recipe.sections.average import Average
 from trainkit.recipe.sections.data import Data
@@ -18,18 +20,18 @@ from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.mup import Mup
-from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.run import Plugins, Run
-from trainkit.recipe.sections.schedule import Cosine, Schedule
-from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.recipe.sections.schedule import Cosine
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.recipe.sections.schedules import Schedules, check_scheduled
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.sweep import Sweep
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Parallel, Precision, Train
-from trainkit.recipe.spec import MissingKey, Spec, members_at, type_of
+from trainkit.recipe.spec import MissingKey, Spec, type_of
+from trainkit.recipe.union import members_at
 
 
 class Recipe(Spec):
@@ -143,8 +145,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_task_fits(self) -> Recipe:
-        kinds = {type_of(model): model.kind for model in members_at(type(self), "model")}
-        self.task.check_model(self.model.type, self.model.kind, kinds)
+        self.task.check_model(self.model, partial(members_at, type(self), "model"))
         trained = self.tokenizer and self.tokenizer.train
         if self.task.masks and trained and not trained.mask:
             raise ValueError(

@@ -19,8 +19,7 @@ from trainkit.events.commands import FINISH, Command, IssuedCommand
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import EventLog
 from trainkit.parallel import hosts
-from trainkit.recipe.sections.schedule import Schedule
-from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.train.finish import FinishInTime
 from trainkit.train.shared import ReceivedCommand, SharedServer, SharedSignals
 from trainkit.train.signals import Signals

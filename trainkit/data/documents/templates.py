@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Document, Prompt, Template
+from trainkit.recipe.sections.document import Prompt, Template
+from trainkit.recipe.sections.document_spec import Document
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of, plugin_digest
 

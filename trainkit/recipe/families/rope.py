@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Positive, Spec, by_type
+from trainkit.recipe.spec import Count, Positive, Spec
+from trainkit.recipe.union import OneOf
 
 Factor = Annotated[float, Field(ge=1)]
 
@@ -58,10 +59,7 @@ class Yarn(Spec):
     """Factor of queries and keys. If absent, 0.1 x ln(factor) + 1."""
 
 
-RopeScaling = Annotated[
-    Annotated[LinearScaling, Tag("linear")] | Annotated[Llama3, Tag("llama3")] | Annotated[Yarn, Tag("yarn")],
-    by_type("linear"),
-]
+RopeScaling: TypeAlias = Annotated[LinearScaling | Llama3 | Yarn, OneOf("linear", LinearScaling, Llama3, Yarn)]
 
 
 class Rope(NamedTuple):

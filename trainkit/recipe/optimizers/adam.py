@@ -254,5 +254,5 @@ class PolarDescent(WithMoments):
     averages: ClassVar[int] = 2
 
 
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (AdamW, Adam, NAdam, NAdamW, Adamax, Adan, AdEMAMix, Adopt, Lamb, Sophia, PolarDescent)

@@ -204,5 +204,5 @@ class Lion(WithMoments):
     averages: ClassVar[int] = 1
 
 
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (Sgd, NormalizedSgd, Lars, RmsProp, Adagrad, Adafactor, Lion)

@@ -140,5 +140,5 @@ def role_of(name: str, shape: Shape) -> Role:
     return "attention" if of_attention else "matrices"
 
 
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (Mango,)

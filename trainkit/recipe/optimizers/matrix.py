@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments, is_stacked, moment_bytes
+from trainkit.recipe.optimizers.spec import (
+    Decay,
+    OptimizerSpec,
+    Shape,
+    WithMoments,
+    is_hidden_matrix,
+    moment_bytes,
+)
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
 Coefficients = Literal["newton-schulz", "polar-express"]
@@ -151,16 +158,5 @@ def blocks_of(side: int, longest: int) -> tuple[int, int]:
     return count, -(-side // count)
 
 
-def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """Whether a parameter is a matrix between hidden layers: its last two axes are inputs and outputs.
-
-    `blocks.*` have a leading axis of layers. Embeddings, the output matrix, routers and norms are no hidden matrices.
-    """
-    own_axes = len(shape) - is_stacked(name)
-    parts = name.split(".")
-    outside = any("embedding" in part or "norm" in part or part == "router" for part in parts)
-    return own_axes >= 2 and name not in ("output", "output_bias", "classifier.output.weight") and not outside
-
-
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (Muon, Soap, Shampoo)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape
-from trainkit.recipe.spec import NotNegative, Positive, Spec, union_of
+from trainkit.recipe.spec import NotNegative, Positive, Spec
+from trainkit.recipe.union import OneOf
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 
@@ -97,10 +98,9 @@ class OneCoin(LearnerSpec):
     arrays: ClassVar[int] = 1
 
 
-if TYPE_CHECKING:
-    Learner: TypeAlias = LearnerSpec
-else:
-    Learner = union_of("mirror-descent", OnlineDescent, MirrorDescent, AdaptiveFtrl, CoinBetting, OneCoin)
+Learner: TypeAlias = Annotated[
+    LearnerSpec, OneOf("mirror-descent", OnlineDescent, MirrorDescent, AdaptiveFtrl, CoinBetting, OneCoin)
+]
 
 
 class OnlineToNonConvex(OptimizerSpec):
@@ -125,5 +125,5 @@ class OnlineToNonConvex(OptimizerSpec):
         return 4 * math.prod(shape) * (1 + self.learner.arrays + (self.scaling == "uniform"))
 
 
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (OnlineToNonConvex,)

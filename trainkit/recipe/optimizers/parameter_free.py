@@ -99,5 +99,5 @@ class DAdaptAdam(EstimatingAdam):
         return 3 * 4 * math.prod(shape)
 
 
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (ScheduleFree, Prodigy, DAdaptAdam)

@@ -62,5 +62,5 @@ def diagonal_sides(shape: Shape, longest: int, diagonal: Diagonal) -> tuple[bool
     )
 
 
-#: Those of this file, for `sections/optimizer.py` to list.
+#: Those of this file; `Optimizer` in `spec.py` lists the files.
 OPTIMIZERS = (Psgd,)

@@ -10,13 +10,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from trainkit.recipe.optimizers.schedulable import WithSchedules
-from trainkit.recipe.optimizers.wrappers import Wrapper
+from trainkit.recipe.optimizers.wrapper_spec import Wrapper
 from trainkit.recipe.spec import NotNegative, Positive, Spec
+from trainkit.recipe.union import OneOf
 
 #: Dimensions of one parameter.
 Shape: TypeAlias = tuple[int, ...]
@@ -24,9 +25,6 @@ Moments = Literal["float32", "bfloat16", "int8"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 WidthScaling = Literal["entrywise", "gradient"]
 DecayType = Literal["decoupled", "coupled", "independent", "cautious"]
-if TYPE_CHECKING:
-    #: Any optimizer: the union, which `sections/optimizer.py` puts here once it has all of them.
-    Optimizer: TypeAlias = "OptimizerSpec"
 
 #: Moments of fewer numbers are not compressed: norms and biases take little memory, and rounding them does harm.
 SMALLEST_COMPRESSED = 4096
@@ -269,6 +267,22 @@ class OptimizerSpec(WithSchedules):
         return values | ({"wrappers with state": ", ".join(kept)} if kept else {})
 
 
+#: Any optimizer of the recipe language.
+Optimizer: TypeAlias = Annotated[
+    OptimizerSpec,
+    OneOf(
+        "adamw",
+        "trainkit.recipe.optimizers.adam:OPTIMIZERS",
+        "trainkit.recipe.optimizers.first_order:OPTIMIZERS",
+        "trainkit.recipe.optimizers.mango:OPTIMIZERS",
+        "trainkit.recipe.optimizers.matrix:OPTIMIZERS",
+        "trainkit.recipe.optimizers.online:OPTIMIZERS",
+        "trainkit.recipe.optimizers.parameter_free:OPTIMIZERS",
+        "trainkit.recipe.optimizers.preconditioned:OPTIMIZERS",
+    ),
+]
+
+
 class WithMoments(OptimizerSpec):
     """An optimizer whose averages may be stored in fewer bits than they are computed in."""
 
@@ -300,6 +314,17 @@ def moment_bytes(shape: Shape, moments: Moments) -> int:
 def is_stacked(name: str) -> bool:
     """Whether the first axis of a parameter is that of layers."""
     return name.startswith("blocks.")
+
+
+def is_hidden_matrix(name: str, shape: Shape) -> bool:
+    """Whether a parameter is a matrix between hidden layers: its last two axes are inputs and outputs.
+
+    `blocks.*` have a leading axis of layers. Embeddings, the output matrix, routers and norms are no hidden matrices.
+    """
+    own_axes = len(shape) - is_stacked(name)
+    parts = name.split(".")
+    outside = any("embedding" in part or "norm" in part or part == "router" for part in parts)
+    return own_axes >= 2 and name not in ("output", "output_bias", "classifier.output.weight") and not outside
 
 
 def is_exempt_from_decay(name: str) -> bool:

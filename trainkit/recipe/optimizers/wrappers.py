@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.spec import Count, Fraction, Positive, Spec, union_of
-
-Around = Literal["rule", "update"]
-
-
-class WrapperSpec(Spec):
-    """What every wrapper has, and what the rest of trainkit asks of it."""
-
-    type: str
-
-    implementation: ClassVar[str]
-    """The module, or `module:function`, whose `build(spec, inner)` returns the transformation `inner`, changed."""
-    around: ClassVar[Around]
-    """What it is given: the rule alone (from the gradients to the descent directions), or all of the update with weight
-    decay and the factors of groups, so that parameters - learning rate x directions are the next parameters."""
-    by_layer: ClassVar[bool] = False
-    """Whether it computes one number for each layer's parameter. Its `build` then takes `stacked` as well: for each
-    parameter, whether its first axis is that of layers."""
-    changes_steps: ClassVar[bool] = False
-    """Whether steps end elsewhere than the rule means them to, so that an average which the rule computes is wrong."""
-    has_state: ClassVar[bool] = False
-    """Whether it keeps a state of its own, so that a checkpoint without it does not fit."""
-
-    def state_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes of state kept for one parameter of this shape."""
-        return 0
-
-    @property
-    def kind_of_state(self) -> str:
-        """Return what its state is, in words: with another kind a checkpoint does not fit."""
-        return self.type
+from trainkit.recipe.optimizers.wrapper_spec import Around, WrapperSpec
+from trainkit.recipe.spec import Count, Fraction, Positive
 
 
 class Cautious(WrapperSpec):
@@ -221,7 +192,7 @@ class Mars(WrapperSpec):
         return f"{self.type} of {'parameters' if self.exact else 'gradients'}"
 
 
-#: Every wrapper of the recipe language.
+#: Every wrapper of the recipe language, for `Wrapper` in `wrapper_spec.py`.
 WRAPPERS = (
     Cautious,
     ClipValue,
@@ -235,8 +206,3 @@ WRAPPERS = (
     Transport,
     Mars,
 )
-
-if TYPE_CHECKING:
-    Wrapper: TypeAlias = WrapperSpec
-else:
-    Wrapper = union_of("", *WRAPPERS)

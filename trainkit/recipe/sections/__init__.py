@@ -8,9 +8,10 @@
 | `document.py`, `document_spec.py` | `document = { … }` of a source; what every type of document says about itself |
 | `evaluate.py`, `metric.py` | `[evaluate]`, `[[evaluate.metrics]]` |
 | `model.py` | `[model]`: the families of `recipe/families/` |
-| `optimizer.py` | `[optimizer]`, `[[optimizer.groups]]` |
+| `mup.py` | `[mup]` |
 | `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |
-| `schedule.py` | `[schedule]` |
+| `run.py` | `[run]`, `[plugins]` |
+| `schedule.py`, `schedule_shapes.py` | `[schedule]` |
 | `schedules.py` | `[schedules]` |
 | `source.py` | `[[data.train]]`, `[[data.validation]]` |
 | `sweep.py` | `[sweep]` |
@@ -18,5 +19,6 @@
 | `tokenizer.py` | `[tokenizer]` |
 | `train.py` | `[train]`, `[precision]`, `[parallel]` |
 
-`[run]` and `[plugins]` are in `recipe/recipe.py`.
+`[optimizer]` is in `recipe/optimizers/`. What all types of a task, metric, document or schedule have in common is
+in the file whose name ends with `_spec`.
 """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from trainkit.recipe.sections.schedule_spec import Span, counted
-from trainkit.recipe.spec import Count, Spec, union_of
+from trainkit.recipe.spec import Count, Spec
+from trainkit.recipe.union import OneOf
 
 
 class AverageSpec(Spec):
@@ -53,7 +54,4 @@ class MeanAverage(AverageSpec):
         return 1 / (count + 1)
 
 
-if TYPE_CHECKING:
-    Average: TypeAlias = AverageSpec
-else:
-    Average = union_of("ema", EmaAverage, MeanAverage)
+Average: TypeAlias = Annotated[AverageSpec, OneOf("ema", EmaAverage, MeanAverage)]

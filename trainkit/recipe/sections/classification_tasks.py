@@ -186,3 +186,7 @@ class TokenClassification(Classification):
         """Return a head with a score for each class at each token."""
         count, names = self.known_classes(data)
         return Head("token", count, names, self.new_head)
+
+
+#: Those of this file; `Task` in `task.py` lists the files.
+TASKS = (SequenceClassification, TokenClassification)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens, document_of
-from trainkit.recipe.spec import Count, MissingKey, Spec, by_type
+from trainkit.recipe.spec import Count, MissingKey, Spec
+from trainkit.recipe.union import OneOf
 
 
 class EncodingSpec(Spec):
@@ -70,12 +71,8 @@ def is_padded(encoding: EncodingSpec) -> bool:
     return not isinstance(encoding, Concatenate)
 
 
-Encoding = Annotated[
-    Annotated[Concatenate, Tag("concatenate")]
-    | Annotated[Windows, Tag("windows")]
-    | Annotated[Pack, Tag("pack")]
-    | Annotated[Pad, Tag("pad")],
-    by_type("concatenate"),
+Encoding: TypeAlias = Annotated[
+    Concatenate | Windows | Pack | Pad, OneOf("concatenate", Concatenate, Windows, Pack, Pad)
 ]
 
 

@@ -10,21 +10,11 @@ else knows a type by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
-from trainkit.recipe.sections.labelled_documents import Image, Keys, Labelled, QuestionInContext, Tagged
-from trainkit.recipe.sections.paired_documents import (
-    Judged,
-    JudgedChat,
-    PositivePair,
-    PreferenceChat,
-    PreferencePair,
-    SourceTarget,
-)
-from trainkit.recipe.spec import union_of
+from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec, Keys
 
 
 class Template(DocumentSpec):
@@ -113,25 +103,5 @@ class Columns(DocumentSpec):
         return self
 
 
-#: Every type of document of the recipe language.
-DOCUMENTS = (
-    Template,
-    Prompt,
-    Chat,
-    PreferencePair,
-    PreferenceChat,
-    Judged,
-    JudgedChat,
-    PositivePair,
-    SourceTarget,
-    Labelled,
-    Tagged,
-    QuestionInContext,
-    Image,
-    Columns,
-)
-
-if TYPE_CHECKING:
-    Document: TypeAlias = DocumentSpec
-else:
-    Document = union_of("", *DOCUMENTS)
+#: Those of this file; `Document` in `document_spec.py` lists the files.
+DOCUMENTS = (Template, Prompt, Chat, Columns)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
+
+from pydantic import Field
 
 from trainkit.recipe.spec import Spec
+from trainkit.recipe.union import OneOf
+
+Keys = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class ChatTemplateChoice(NamedTuple):
@@ -124,3 +129,15 @@ class ChatDocument(DocumentSpec):
     @property
     def path_keys(self) -> tuple[str, ...]:
         return ("template",) if self.chat_template.path is not None else ()
+
+
+#: Any type of document of the recipe language.
+Document: TypeAlias = Annotated[
+    DocumentSpec,
+    OneOf(
+        "",
+        "trainkit.recipe.sections.document:DOCUMENTS",
+        "trainkit.recipe.sections.paired_documents:DOCUMENTS",
+        "trainkit.recipe.sections.labelled_documents:DOCUMENTS",
+    ),
+]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import field_validator, model_validator
 
 from trainkit.recipe.sections.data import Data
-from trainkit.recipe.sections.metric import Metric
+from trainkit.recipe.sections.metric_spec import GENERATED, Metric
 from trainkit.recipe.sections.outputs import Best
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task_spec import TaskSpec
-from trainkit.recipe.sections.text_metric import GENERATED
-from trainkit.recipe.spec import Count, Spec, members_of, type_of
+from trainkit.recipe.spec import Count, Spec, type_of
+from trainkit.recipe.union import members_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 
@@ -97,7 +97,7 @@ class Evaluate(Spec):
             if task.writes and self.generate is None and metric.predictions == GENERATED:
                 raise ValueError(f"{key} needs texts that the model writes: add [evaluate.generate]")
             if not metric.fits(predicted):
-                known: list[Any] = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
+                known = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
                 fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.fits(predicted))
                 others = f"metrics that fit are {fitting}" if fitting else "no metric fits it"
                 if task.writes and self.generate is None:

@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections.document_spec import DocumentSpec
+from trainkit.recipe.sections.document_spec import DocumentSpec, Keys
 from trainkit.recipe.spec import Count
 
-Keys = Annotated[tuple[str, ...], Field(min_length=1)]
 #: The class in `trainkit.data.documents.labels` of each `label_type`.
 _LABEL_KINDS = {"class": "ClassLabels", "number": "NumberLabels", "classes": "ClassSetLabels", "flags": "FlagLabels"}
 
@@ -212,3 +211,7 @@ class Image(DocumentSpec):
         if self.classes and not self.label:
             raise ValueError("classes names labels, and with label = false there are none: leave it out")
         return self
+
+
+#: Those of this file; `Document` in `document_spec.py` lists the files.
+DOCUMENTS = (Labelled, Tagged, QuestionInContext, Image)

@@ -6,14 +6,14 @@ The module that a spec names as `implementation` computes the metric; see `tasks
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.text_metric import TEXT_METRICS
-from trainkit.recipe.spec import Count, union_of
+from trainkit.recipe.spec import Count
 
 #: The values of a confusion matrix are metrics in the log: there must not be too many.
 _MOST_CELLS = 1024
@@ -265,7 +265,7 @@ class Spearman(NumberMetricSpec):
     implementation: ClassVar[str] = "trainkit.tasks.gathered_metrics:SpearmanMetric"
 
 
-#: Every metric of the recipe language.
+#: Every metric of the recipe language, for `Metric` in `metric_spec.py`.
 METRICS = (
     Accuracy,
     PrecisionScore,
@@ -285,8 +285,3 @@ METRICS = (
     Spearman,
     *TEXT_METRICS,
 )
-
-if TYPE_CHECKING:
-    Metric: TypeAlias = MetricSpec
-else:
-    Metric = union_of("", *METRICS)

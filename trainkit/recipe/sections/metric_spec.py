@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.spec import Spec
+from trainkit.recipe.union import OneOf
+
+#: What metrics of generated texts need, which no task predicts: an evaluation generates it.
+GENERATED = frozenset({"generated"})
 
 
 class MetricSpec(Spec):
@@ -51,3 +55,7 @@ class MetricSpec(Spec):
 
     def check_classes(self, classes: tuple[str, ...]) -> None:
         """Raise ValueError if it does not fit the classes."""
+
+
+#: Any metric of the recipe language.
+Metric: TypeAlias = Annotated[MetricSpec, OneOf("", "trainkit.recipe.sections.metric:METRICS")]

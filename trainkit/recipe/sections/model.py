@@ -6,16 +6,13 @@ Each family answers the questions of `families/model.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Annotated, TypeAlias
 
-from trainkit.recipe.families import FAMILIES
+from trainkit.recipe import families
 from trainkit.recipe.families.model import ModelSpec
-from trainkit.recipe.spec import union_of
+from trainkit.recipe.union import OneOf
 
-#: Every model of the recipe language.
-MODELS = tuple(family.spec for family in FAMILIES)
-
-if TYPE_CHECKING:
-    Model: TypeAlias = ModelSpec
-else:
-    Model = union_of("gpt2", *MODELS)
+#: Any model of the recipe language.
+Model: TypeAlias = Annotated[
+    ModelSpec, OneOf("gpt2", *(f"{families.__name__}.{name}:FAMILY.spec" for name in families.NAMES))
+]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.optimizers.matrix import is_hidden_matrix
-from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
+from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape, is_hidden_matrix
 from trainkit.recipe.spec import Count, Spec
 
 

@@ -210,3 +210,7 @@ class SourceTarget(TwoTexts):
     implementation: ClassVar[str] = "trainkit.data.documents.source_target"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:source_target_examples"
     sequence_names: ClassVar[tuple[str, ...]] = ("source", "target")
+
+
+#: Those of this file; `Document` in `document_spec.py` lists the files.
+DOCUMENTS = (PreferencePair, PreferenceChat, Judged, JudgedChat, PositivePair, SourceTarget)

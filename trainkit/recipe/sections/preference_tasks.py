@@ -147,3 +147,7 @@ class Kto(TaskSpec):
     def reference(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of the reference's log-likelihoods of the answer and of the other answer."""
         return {"reference": (2,)}
+
+
+#: Those of this file; `Task` in `task.py` lists the files.
+TASKS = (Preference, Kto, Reward)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, assert_never
+from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections import schedule_shapes
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, counted
-from trainkit.recipe.spec import Count, Fraction, union_of
+from trainkit.recipe.spec import Count, Fraction
 
 
 class Cosine(ScheduleSpec):
@@ -125,12 +124,5 @@ class Wsd(ScheduleSpec):
         return self.min_ratio + (1 - self.min_ratio) * left
 
 
-#: Every schedule of the recipe language.
-SCHEDULES = (Cosine, LinearDecay, Constant, Wsd, *schedule_shapes.SCHEDULES)
-
-if TYPE_CHECKING:
-    Schedule: TypeAlias = ScheduleSpec
-else:
-    Schedule = union_of("cosine", *SCHEDULES)
-    # a chain is of any schedules, and its annotations are evaluated in its own module
-    schedule_shapes.Schedule = Schedule
+#: Those of this file; `Schedule` lists the files.
+SCHEDULES = (Cosine, LinearDecay, Constant, Wsd)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, check_sum, counted
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule, ScheduleSpec, Span, check_sum, counted
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
-
-if TYPE_CHECKING:
-    #: Any schedule: the union, which `schedule.py` puts here once it has all of them.
-    Schedule: TypeAlias = ScheduleSpec
 
 
 class Polynomial(ScheduleSpec):
@@ -222,5 +218,5 @@ class Chain(ScheduleSpec):
         return found
 
 
-#: Those of this file, for `schedule.py` to list.
+#: Those of this file; `Schedule` in `schedule_spec.py` lists the files.
 SCHEDULES = (Polynomial, Exponential, ExponentialRise, InverseSqrt, Power, PiecewiseLinear, OneCycle, Chain)

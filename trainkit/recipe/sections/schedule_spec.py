@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.spec import Fraction, Spec
+from trainkit.recipe.union import OneOf
 
 Span = Annotated[int, Field(ge=0)] | Fraction
 """An integer is steps, a float a fraction of the run."""
@@ -117,6 +118,15 @@ class ScheduleSpec(Spec):
         warmup = self.warmup_steps(steps)
         rest = max(steps - warmup, 1)
         return xp.clip(step - warmup, 0, rest), rest
+
+
+#: Any schedule of the recipe language.
+Schedule: TypeAlias = Annotated[
+    ScheduleSpec,
+    OneOf(
+        "cosine", "trainkit.recipe.sections.schedule:SCHEDULES", "trainkit.recipe.sections.schedule_shapes:SCHEDULES"
+    ),
+]
 
 
 def counted(span: int | float, steps: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainkit.recipe.optimizers.spec import OptimizerSpec
-from trainkit.recipe.sections.schedule import Schedule
+from trainkit.recipe.sections.schedule_spec import Schedule
 from trainkit.recipe.spec import Spec
 
 #: The values of the optimizer that a schedule scales.

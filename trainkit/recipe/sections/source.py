@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections.document import Document, Keys
-from trainkit.recipe.sections.document_spec import DocumentSpec
-from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, union_of
+from trainkit.recipe.sections.document_spec import Document, DocumentSpec, Keys
+from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
+from trainkit.recipe.union import OneOf
 
 Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
 
@@ -210,10 +210,5 @@ def document_of(source: SourceSpec) -> DocumentSpec | None:
     return source.document if isinstance(source, RowSource) else None
 
 
-#: Every source of the recipe language.
-SOURCES = (Files, HuggingFace, Tokens, PythonStdlib)
-
-if TYPE_CHECKING:
-    Source: TypeAlias = SourceSpec
-else:
-    Source = union_of("files", *SOURCES)
+#: Any source of the recipe language.
+Source: TypeAlias = Annotated[SourceSpec, OneOf("files", Files, HuggingFace, Tokens, PythonStdlib)]

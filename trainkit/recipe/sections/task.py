@@ -7,18 +7,16 @@ module that its spec names as `implementation`; nothing outside that module and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
-from trainkit.recipe.sections.classification_tasks import SequenceClassification, TokenClassification
 from trainkit.recipe.sections.data import Concatenate, Data, Pack, Pad, Windows
-from trainkit.recipe.sections.embedding_task import Embedding
-from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec
-from trainkit.recipe.spec import Count, Fraction, NotNegative, union_of
+from trainkit.recipe.spec import Count, Fraction, NotNegative
+from trainkit.recipe.union import OneOf
 
 
 class NextTokens(TaskSpec):
@@ -196,22 +194,18 @@ class QuestionAnswering(TaskSpec):
             )
 
 
-#: Every task of the recipe language.
-TASKS = (
-    CausalLM,
-    Sft,
-    MaskedLM,
-    Embedding,
-    Preference,
-    Kto,
-    Reward,
-    Seq2Seq,
-    SequenceClassification,
-    TokenClassification,
-    QuestionAnswering,
-)
-
-if TYPE_CHECKING:
-    Task: TypeAlias = TaskSpec
-else:
-    Task = union_of("causal-lm", *TASKS)
+#: Any task of the recipe language.
+Task: TypeAlias = Annotated[
+    TaskSpec,
+    OneOf(
+        "causal-lm",
+        CausalLM,
+        Sft,
+        MaskedLM,
+        "trainkit.recipe.sections.embedding_task:Embedding",
+        "trainkit.recipe.sections.preference_tasks:TASKS",
+        Seq2Seq,
+        "trainkit.recipe.sections.classification_tasks:TASKS",
+        QuestionAnswering,
+    ),
+]

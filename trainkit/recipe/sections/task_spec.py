@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import TOKENS, Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source, document_of
-from trainkit.recipe.spec import Spec
+from trainkit.recipe.spec import Spec, type_of
 
 #: The types of documents that become one text, `text` being rows without `document`.
 TEXTS = frozenset({"text", "template", "prompt", "chat"})
@@ -87,16 +87,16 @@ class TaskSpec(Spec):
     def check_generation(self, beams: int, data: Data) -> None:
         """Raise ValueError where an evaluation cannot find in the documents what the model is to write."""
 
-    def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
-        """Raise ValueError if it does not train models of this type and kind.
+    def check_model(self, model: ModelSpec, models: Callable[[], Iterable[Any]]) -> None:
+        """Raise ValueError if it does not train models of this kind.
 
         Args:
-            kinds: those of all models, by type, so that the error can name those that fit.
+            models: returns the specs of all models, so that the error can name those that fit.
         """
-        if kind not in self.models:
-            fitting = ", ".join(name for name, its in kinds.items() if its in self.models)
+        if model.kind not in self.models:
+            fitting = ", ".join(type_of(other) for other in models() if other.kind in self.models)
             raise ValueError(
-                f'task.type = "{self.type}" does not train model.type = "{model}", whose kind is {kind}:'
+                f'task.type = "{self.type}" does not train model.type = "{model.type}", whose kind is {model.kind}:'
                 f" models that fit are {fitting or 'none'}"
             )
 

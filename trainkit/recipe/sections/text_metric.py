@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from trainkit.recipe.sections.metric_spec import MetricSpec
-
-#: What they need, which no task predicts: an evaluation generates it.
-GENERATED = frozenset({"generated"})
+from trainkit.recipe.sections.metric_spec import GENERATED, MetricSpec
 
 
 class TextMetricSpec(MetricSpec):

@@ -231,20 +231,16 @@ class _Search:
 def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[str, Any]]]:
     """Return pydantic's errors by the keys that a person wrote: one per key, and only the innermost of nested ones.
 
-    Pydantic adds the member of a union that it tried to the path; no key in the data has that name.
+    Pydantic adds what it tried of a union to the path; no key in the data has that name.
     """
     by_key: dict[Key, dict[str, Any]] = {}
     for item in error.errors(include_url=False, include_input=False):
         key: Key = ()
-        value, tag = data, None
+        value = data
         for position, part in enumerate(item["loc"]):
-            if part == tag:  # a member may have a key of its own name, which comes after
-                tag = None
-                continue
             inner = _get(value, (part,), default=_NOTHING)
             if inner is not _NOTHING:
                 key, value = (*key, part), inner
-                tag = value.get("type") if isinstance(value, dict) else None
             elif position == len(item["loc"]) - 1 and item["type"] == "missing" and isinstance(value, dict):
                 key = (*key, part)
         by_key.setdefault(key, dict(item))

@@ -25,21 +25,18 @@ from pydantic.errors import PydanticUserError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
-from trainkit.recipe.optimizers.spec import OptimizerSpec
-from trainkit.recipe.optimizers.wrappers import Wrapper, WrapperSpec
-from trainkit.recipe.sections.document import Document
-from trainkit.recipe.sections.document_spec import DocumentSpec
-from trainkit.recipe.sections.metric import Metric
-from trainkit.recipe.sections.metric_spec import MetricSpec
+from trainkit.recipe.optimizers.spec import Optimizer, OptimizerSpec
+from trainkit.recipe.optimizers.wrapper_spec import Wrapper, WrapperSpec
+from trainkit.recipe.sections.document_spec import Document, DocumentSpec
+from trainkit.recipe.sections.metric_spec import Metric, MetricSpec
 from trainkit.recipe.sections.model import Model
-from trainkit.recipe.sections.optimizer import Optimizer
-from trainkit.recipe.sections.schedule import Schedule
-from trainkit.recipe.sections.schedule_spec import ScheduleSpec
+from trainkit.recipe.sections.schedule_spec import Schedule, ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task
 from trainkit.recipe.sections.task_spec import TaskSpec
-from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, members_of, type_of, widen
+from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, type_of
 from trainkit.recipe.toml.files import as_shown
+from trainkit.recipe.union import members_of, widen
 
 
 class Extensible(NamedTuple):
@@ -50,7 +47,7 @@ class Extensible(NamedTuple):
     base: type[Spec]
     """The class that their specs derive from."""
     union: Any
-    """Made by `union_of`; the specs join it wherever it stands in a recipe."""
+    """An annotation that ends with `OneOf`; the specs join it wherever it stands in a recipe."""
     function: str = "build"
     """What the `implementation` of a spec must have, where its base names one."""
 

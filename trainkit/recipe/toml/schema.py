@@ -21,6 +21,7 @@ from typing import Any, get_args
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import Spec
 from trainkit.recipe.toml.positions import Key
+from trainkit.recipe.union import OneOf
 
 #: A JSON schema, references resolved at its top level.
 Node = dict[str, Any]
@@ -191,12 +192,15 @@ def _specs(base: type[Spec]) -> dict[str, type[Spec]]:
     seen: set[Any] = set()
 
     def walk(part: Any) -> None:
+        for spec in part.members() if isinstance(part, OneOf) else ():
+            walk(spec)
         if isinstance(part, type) and issubclass(part, Spec) and part not in seen:
             seen.add(part)
             found[part.__name__] = part
             found[f"{part.__module__}.{part.__name__}".replace(".", "__")] = part
             for field in part.model_fields.values():
-                walk(field.annotation)
+                for inner in (field.annotation, *field.metadata):
+                    walk(inner)
         for inner in get_args(part):
             walk(inner)
 
