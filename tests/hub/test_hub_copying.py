@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from small_families import SPECS, arrays, model, shapes
 
 from trainkit.hub import load, source
+from trainkit.hub.copying import BLOCK, Scratch, copy, fresh
 from trainkit.hub.save import save
-from trainkit.hub.source import BLOCK, Scratch, copy, fresh
 from trainkit.parallel import mesh
 
 _KINDS = [np.dtype(kind) for kind in ("<f4", "<f2", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "<f8")]

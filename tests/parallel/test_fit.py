@@ -29,6 +29,7 @@ from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan, 
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.toml.load import load
+from trainkit.train import choosing
 from trainkit.train import program as building
 from trainkit.train import program as fitting
 from trainkit.train.build import build, state_shapes
@@ -178,7 +179,7 @@ def test_the_search_takes_a_choice_that_fits_if_it_meets_one_and_else_the_smalle
             parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary={"workspace": size}
         )
 
-    found = fitting.first_that_fits(
+    found = choosing.first_that_fits(
         choices,
         first=choices[0],
         attempt=attempt,
@@ -217,7 +218,7 @@ def test_a_first_guess_that_leaves_room_is_enlarged_by_what_was_measured(needs, 
         temporary = {"workspace": needs[micro]}
         return Memory(parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary=temporary)
 
-    found = fitting.enlarged(
+    found = choosing.enlarged(
         2,
         [Choice(micro=n, remat="none") for n in (8, 4)],
         choice=Choice(micro=2, remat="none"),
@@ -238,7 +239,7 @@ def test_a_compiler_without_memory_is_a_step_that_does_not_fit():
         return choice.micro
 
     def search(choices: list[Choice]) -> int:
-        return fitting.first_that_fits(
+        return choosing.first_that_fits(
             choices,
             first=choices[0],
             attempt=attempt,

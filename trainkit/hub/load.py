@@ -20,8 +20,9 @@ from trainkit.checkpoint.manifest import Manifest
 from trainkit.errors import TrainkitError
 from trainkit.hub import find, peft
 from trainkit.hub.config import family_of, head_of, read_config, spec_of
+from trainkit.hub.copying import Scratch, fresh
 from trainkit.hub.run_parameters import load_parameters
-from trainkit.hub.source import Scratch, TensorSource, fresh
+from trainkit.hub.source import TensorSource
 from trainkit.models.adapters import Numbers, packed_leaves
 from trainkit.models.build import leaf_names
 from trainkit.models.nf4 import quantise, sources, without_sources

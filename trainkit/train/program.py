@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.errors import JaxRuntimeError
@@ -21,6 +21,7 @@ from trainkit.plan import Choice, Memory, Plan, choices, replan
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.train.build import BuiltStep, build, state_shapes
+from trainkit.train.choosing import enlarged, first_that_fits
 from trainkit.train.out_of_memory import is_out_of_memory
 from trainkit.train.state import State
 from trainkit.train.step import Metrics, Step
@@ -30,7 +31,6 @@ WAITING = 3
 #: Bytes that XLA's CPU runtime holds and its compiler does not report: compiled code, packed operands, threads. It was
 #: 57 to 97 MB for the shapes of scripts/bench/fit.py.
 CPU_RUNTIME = 64 << 20
-T = TypeVar("T")
 #: The layout of the batches, by their length.
 Layouts = Mapping[int, Layout]
 #: The shapes of a batch's arrays, in the order of their names.
@@ -196,88 +196,6 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
         program=analysis.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
         temporary=_divided(analysis.temp_size_in_bytes, plan),
     )
-
-
-def first_that_fits(
-    choices: Sequence[Choice],
-    *,
-    first: Choice,
-    attempt: Callable[[Choice], T],
-    memory: Callable[[T], Memory | None],
-    estimate: Callable[[Choice], int],
-    limit: int | None,
-) -> T:
-    """Return what `attempt` makes of the first choice that fits, starting with `first`; of the smallest if none fits.
-
-    Each attempt is a compilation. Choices are skipped that do not fit by `estimate` (bytes of a step's temporary
-    memory), corrected by the last measurement.
-
-    Raises:
-        JaxRuntimeError: the compiler had no memory, not even for the smallest choice.
-    """
-    best: tuple[int, T] | None = None
-    left, choice = list(choices), first
-    while True:
-        left = [c for c in left if c != choice]
-        try:
-            result = attempt(choice)
-        except JaxRuntimeError as error:
-            if not is_out_of_memory(error) or not (left or best):
-                raise
-            likely = [c for c in left if 2 * estimate(c) <= estimate(choice)]
-        else:
-            needed = memory(result)
-            if needed is None or limit is None or needed.peak <= limit:
-                return result
-            best = min(best or (needed.peak, result), (needed.peak, result), key=lambda measured: measured[0])
-            likely = _likely(left, needed, choice, estimate, limit)
-        if not left:
-            assert best is not None
-            return best[1]
-        # if none is likely to fit, the smallest decides
-        choice = likely[0] if likely else min(left, key=estimate)
-        left = left[left.index(choice) :] if likely else [choice]
-
-
-def enlarged(
-    result: T,
-    better: Sequence[Choice],
-    *,
-    choice: Choice,
-    attempt: Callable[[Choice], T],
-    memory: Callable[[T], Memory | None],
-    estimate: Callable[[Choice], int],
-    limit: int | None,
-) -> T:
-    """Return what `attempt` makes of the first of the `better` choices that fits, or `result`, made of `choice`.
-
-    Choices are tried that fit by `estimate`, corrected by the last measurement: the estimate may have been too high.
-    """
-    last, left = result, list(better)
-    while (needed := memory(last)) is not None and limit is not None:
-        likely = _likely(left, needed, choice, estimate, limit)
-        if not likely:
-            break
-        choice = likely[0]
-        left = left[left.index(choice) + 1 :]
-        try:
-            last = attempt(choice)
-        except JaxRuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            break
-        if (measured := memory(last)) is not None and measured.peak <= limit:
-            return last
-    return result
-
-
-def _likely(
-    choices: Sequence[Choice], needed: Memory, choice: Choice, estimate: Callable[[Choice], int], limit: int
-) -> list[Choice]:
-    """Return the choices that fit by the estimate, corrected by what `choice` needed."""
-    temporary = sum(needed.temporary.values())
-    scale = temporary / max(1, estimate(choice))
-    return [c for c in choices if needed.peak - temporary + scale * estimate(c) <= limit]
 
 
 def _divided(total: int, plan: Plan) -> dict[str, int]:

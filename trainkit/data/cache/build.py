@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import storage
 from trainkit.data.cache import shards
 from trainkit.data.cache.apart import find_apart, make_apart
 from trainkit.data.cache.encode import CacheWork, Engine, threads
+from trainkit.data.cache.left_out import LeftOut, group_reasons
 from trainkit.data.cache.live_cache import LiveSource
 from trainkit.data.cache.sets import Set, check_not_empty, find_usable, sets_of
 from trainkit.data.cache.shards import Parts
@@ -41,20 +41,6 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.plan import steps_need_data
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, Pad
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Documents that are not in the cache, counted: unreadable ones, those filtered by length, and empty ones.
-
-    `examples` are the first few of each shard, as (where, why); `reasons` count all of them.
-    """
-
-    refused: int
-    examples: tuple[tuple[str, str], ...]
-    reasons: tuple[shards.Reason, ...]
-    filtered: int
-    empty: int
 
 
 class Cache:
@@ -157,7 +143,7 @@ class Cache:
         return LeftOut(
             refused=sum(shard.refused for shard in every),
             examples=tuple(example for shard in every for example in shard.examples),
-            reasons=shards.group_reasons(reason for shard in every for reason in shard.reasons),
+            reasons=group_reasons(reason for shard in every for reason in shard.reasons),
             filtered=sum(shard.filtered for shard in every),
             empty=sum(shard.empty for shard in every),
         )

@@ -16,13 +16,9 @@ from typing import Protocol
 
 from trainkit.data import jobs, storage
 from trainkit.data.cache import shards
+from trainkit.data.cache.left_out import Reason, group_reasons
 from trainkit.data.cache.shard_writer import ShardWriter
-from trainkit.data.cache.shards import (
-    Encoding,
-    Parts,
-    Reason,
-    Shard,
-)
+from trainkit.data.cache.shards import Encoding, Parts, Shard
 from trainkit.data.documents.pieces import Piece, Refused
 from trainkit.data.jobs import Later, Reporter, Stop
 from trainkit.data.sources.source_file import SourceFile, read_all
@@ -139,7 +135,7 @@ class _Part:
     def commit(self, refused: list[tuple[str, Refused]], *, pieces: int, last: bool) -> Mapping[Split, Shard]:
         """Commit and return the shards. What was refused is counted with the first of the splits."""
         unusable = [(place, refusal.problem) for place, refusal in refused if not refusal.filtered]
-        reasons = shards.group_reasons(
+        reasons = group_reasons(
             Reason(refusal.reason, 1, min(refusal.bytes, self._unit.size), where)
             for where, refusal in refused
             if not refusal.filtered

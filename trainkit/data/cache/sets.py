@@ -9,6 +9,7 @@ from typing import Any
 
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.ledger import Ledger
+from trainkit.data.cache.left_out import group_reasons
 from trainkit.data.cache.live_cache import LiveSource, Streams
 from trainkit.data.cache.shards import Encoding
 from trainkit.data.cache.stream import Stream
@@ -162,7 +163,7 @@ def check_not_empty(data: Data, group: Set) -> None:
 
 
 def _check_readable(data: Data, group: Set, source: LiveSource) -> None:
-    reasons = shards.group_reasons(reason for shard in source.shards for reason in shard.reasons)
+    reasons = group_reasons(reason for shard in source.shards for reason in shard.reasons)
     if not reasons or any(streams.each[source.number].documents for streams in group.streams.values()):
         return
     is_train = group.name == "train"

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from trainkit.data.cache.left_out import Reason
 from trainkit.data.documents.labels import Labels
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split, treatment
@@ -39,8 +40,6 @@ FORMAT = 4
 FORMATS = (2, 3, FORMAT)
 #: How many unusable documents of a shard are listed with place and reason.
 EXAMPLES = 20
-#: How many reasons for skipping documents are reported separately, and the name of all others.
-REASONS, OTHER = 16, "has another problem"
 #: For each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
 #: Bits of the marks.
@@ -64,31 +63,6 @@ class Encoding:
     def splits(self) -> tuple[Split, ...]:
         """The splits of a unit; the first one counts what was refused."""
         return ("train", "held-out") if self.held_out else ("all",)
-
-
-class Reason(NamedTuple):
-    """Why documents could not be read, with their number and bytes and the place of the first."""
-
-    why: str
-    documents: int
-    bytes: int
-    where: str
-
-
-def group_reasons(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
-    """Return equal reasons as one, those with the most bytes first; those beyond `most` as one last reason."""
-    grouped: dict[str, Reason] = {}
-    for reason in reasons:
-        before = grouped.get(reason.why, reason._replace(documents=0, bytes=0))
-        grouped[reason.why] = before._replace(
-            documents=before.documents + reason.documents, bytes=before.bytes + reason.bytes
-        )
-    ordered = sorted(grouped.values(), key=lambda reason: (-reason.bytes, -reason.documents, reason.why))
-    if len(ordered) <= most:
-        return tuple(ordered)
-    rest = ordered[most - 1 :]
-    other = Reason(OTHER, sum(reason.documents for reason in rest), sum(reason.bytes for reason in rest), rest[0].where)
-    return (*ordered[: most - 1], other)
 
 
 @dataclass(frozen=True, kw_only=True)
