@@ -141,13 +141,13 @@ def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(
     told = explain(path, "optimizer", [])
     assert (
         'type = "adamw" or "adam" or' in told
-        and 'or "dadapt" or "sign"' in told
+        and 'or "psgd" or "sign"' in told
         and "Decay of the average of the gradients." in told
     )
     assert told.startswith("[optimizer]\n  Steps of one size along the signs of the momentum")
     assert "(SHA-256 of plugins.files)" in explain(path, "plugins.digests", [])
     assert "visibly" in explain(path, "schedule.offset", [])
-    assert 'or "dadapt" or "sign"' in explain(path, "optimizer.type", [])
+    assert 'or "psgd" or "sign"' in explain(path, "optimizer.type", [])
     assert 'rules.py adds optimizer "sign", schedule "inverse-root"' in check(path)
     defined = {spec["title"]: spec for spec in json.loads(schema(path))["$defs"].values()}
     assert "SignDescent" in defined and "SignDescent" not in schema()
