@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from trainkit.errors import TrainkitError
 from trainkit.plan import ENOUGH_TOKENS, Choice, DataSize, Devices, choices, divisors, make_plan
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.model import ModelSpec
+from trainkit.recipe.sections.outputs import Statistics
 
 DATA = DataSize(examples=1000, tokens=64_001, documents=10, bytes=300_000)
 modest = settings(max_examples=80, deadline=None)
@@ -305,3 +308,11 @@ def test_statistics_that_would_never_be_computed_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             recipe(statistics=wrong)
+
+
+def test_statistics_of_layers_are_refused_for_a_model_without_them() -> None:
+    table = cast(ModelSpec, SimpleNamespace(type="table", kind="plain"))
+    for name in ("activations", "attention"):
+        with pytest.raises(ValueError, match=f'"{name}" is for transformers, and not for model.type = "table"'):
+            Statistics(every=1, compute=("norms", name)).check_model(table)
+        Statistics(every=1, compute=(name,)).check_model(recipe().model)

@@ -11,19 +11,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import small
 
 from trainkit.checkpoint.restore import restore
 from trainkit.checkpoint.saver import Provenance, Saver
+from trainkit.errors import TrainkitError
 from trainkit.models import leaf_names
+from trainkit.models.probe import probing
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.task import CausalLM
+from trainkit.tasks import Loss
 from trainkit.tasks import build as build_task
+from trainkit.tasks.causal_lm import CausalLMTask
 from trainkit.train.spectrum import hessian
 from trainkit.train.state import State, without_frozen
 from trainkit.train.statistics import LAYERS, MicroBatch, SeenStep, first_history, measure, noise_scale
+from trainkit.train.step import make_step
 
-SPEC = Statistics(every=1, compute=("norms", "cosines", "last-parameters", "noise-scale"))
+SPEC = Statistics(every=1, compute=("norms", "cosines", "last-parameters", "noise-scale", "activations", "attention"))
 STEPS, PARTS, KEY = 4, 2, jax.random.key(3)
 Arrays = dict[str, np.ndarray]
 
@@ -221,6 +227,47 @@ def test_norms_of_matrices_are_those_of_numpy() -> None:
                 if norms is not None:
                     np.testing.assert_allclose(found[LAYERS][path][0], getattr(norms, kind)(), rtol=1e-4)
     np.testing.assert_allclose(found["parameters/operator_norm"], largest, rtol=0.01)
+
+
+def test_what_layers_report_is_that_of_the_first_micro_batch() -> None:
+    state, batch = first_state(), small.batch(0, accumulation=PARTS)
+
+    @jax.jit
+    def reports(params: Any) -> Any:
+        with probing() as found:
+            first = {name: array[0] for name, array in batch.items()}
+            build_task(CausalLM()).loss(eqx.combine(params, state.frozen), first)
+        return found
+
+    expected, found = reports(state.params), steps()[0][0].metrics
+    for path, of_layers in (("activations/max", np.max), ("attention/entropy", np.mean)):
+        ((part, values),) = expected[path].items()
+        np.testing.assert_allclose(found[LAYERS][f"{path}/{part}"], values, rtol=1e-5)
+        np.testing.assert_allclose(found[path], of_layers(values), rtol=1e-5)
+    rms = np.asarray(expected["activations/rms"]["blocks.hidden"])
+    np.testing.assert_allclose(found["activations/rms"], np.sqrt(np.square(rms).mean()), rtol=1e-5)
+    np.testing.assert_allclose(found["logits/max"], expected["logits/max"][""], rtol=1e-5)
+
+
+def test_a_model_whose_layers_report_nothing_is_refused_before_the_first_step() -> None:
+    step = make_step(
+        task=Silent(),
+        optimizer=small.optimizer(),
+        learning_rate=lambda *_: jnp.float32(1e-3),
+        compute=jnp.dtype(jnp.float32),
+        max_grad_norm=1.0,
+        statistics=Statistics(every=1, compute=("attention",)),
+    )
+    with pytest.raises(TrainkitError, match="report nothing") as caught:
+        jax.eval_shape(step, small.state(), small.batch(0))
+    assert caught.value.where == "statistics.compute"
+
+
+class Silent(CausalLMTask):
+    """A loss of the embedding alone, as a model without layers has it."""
+
+    def loss(self, model: Any, batch: Any, *, key: Any = None) -> Loss:
+        return Loss(jnp.square(model.token_embedding).sum(), jnp.float32(1))
 
 
 def test_curvature_is_that_of_a_known_hessian() -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from trainkit.models import blockwise_attention
+from trainkit.models import blockwise_attention, probe
 from trainkit.models.dropout import NO_DROPOUT, Dropout
 from trainkit.parallel.devices import AttentionName
 from trainkit.parallel.mesh import on_own_rows
@@ -91,6 +91,7 @@ def causal_attention(
     them. Probabilities are dropped only where all of them are computed (`dropped_attention`). Padding is a segment like
     any other: every position sees at least itself, so all numbers stay finite. The softmax is in float32.
     """
+    probe.report_attention(lambda: _entropy_and_top(q_BTHK, k_BTGK, segments_BT, spec))
     if spec.dropout.is_on:
         return dropped_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, spec)
     rule, window = spec.rule(q_BTHK)
@@ -121,6 +122,15 @@ def causal_attention(
             return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, rule.window, scale=rule.scale)
         case _:
             assert_never(implementation)
+
+
+def _entropy_and_top(
+    q_BTHK: Array, k_BTGK: Array, segments_BT: Array | None, spec: AttentionSpec
+) -> tuple[Float[Array, "B H T"], Float[Array, "B H T"]]:
+    rule, window = spec.rule(q_BTHK)
+    return blockwise_attention.entropy_and_top(
+        q_BTHK, k_BTGK, segments_BT, window, spec.slopes_H, rule, causal=spec.causal
+    )
 
 
 def bidirectional_attention(

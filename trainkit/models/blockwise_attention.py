@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from trainkit.models import probe
+
 #: Queries in a block: keys beyond the last of them are neither multiplied nor kept.
 LEAST_QUERIES, MOST_BLOCKS = 128, 8
 
@@ -114,15 +116,54 @@ def probabilities(
     causal: bool = True,
 ) -> Float[Array, "B G N S"]:
     """Return the attention of the queries at `places_BT` (B may be 1) to each of the first S positions."""
+    scores_BGNS = masked_scores(q_BGNK, k_BGSK, places_BT, same_BTS, window, slopes_H, rule, causal=causal)
+    weights_BGNS = jnp.exp(scores_BGNS - scores_BGNS.max(-1, keepdims=True))
+    return weights_BGNS / weights_BGNS.sum(-1, keepdims=True)
+
+
+def masked_scores(
+    q_BGNK: Array,
+    k_BGSK: Array,
+    places_BT: Array | np.ndarray,
+    same_BTS: Array | None,
+    window: Array | None,
+    slopes_H: Array | None,
+    rule: Rule,
+    *,
+    causal: bool = True,
+) -> Float[Array, "B G N S"]:
+    """Return the scores that `probabilities` come from: -1e30 where a query does not see a position."""
     b, g, n, s = (*q_BGNK.shape[:3], k_BGSK.shape[2])
     scores_BGRTS = _scores(q_BGNK, k_BGSK, rule).reshape(b, g, -1, places_BT.shape[1], s)
     if slopes_H is not None:
         distances_B11TS = (jnp.asarray(places_BT)[:, :, None] - jnp.arange(s))[:, None, None]
         scores_BGRTS -= slopes_H.astype(jnp.float32).reshape(g, -1, 1, 1) * distances_B11TS
     visible_B11TS = visible(places_BT, s, same_BTS, rule.window, window, causal=causal)
-    scores_BGNS = jnp.where(visible_B11TS, scores_BGRTS, -1e30).reshape(b, g, n, s)
-    weights_BGNS = jnp.exp(scores_BGNS - scores_BGNS.max(-1, keepdims=True))
-    return weights_BGNS / weights_BGNS.sum(-1, keepdims=True)
+    return jnp.where(visible_B11TS, scores_BGRTS, -1e30).reshape(b, g, n, s)
+
+
+def entropy_and_top(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    segments_BT: Array | None,
+    window: Array | None,
+    slopes_H: Array | None,
+    rule: Rule,
+    *,
+    causal: bool,
+) -> tuple[Float[Array, "B H T"], Float[Array, "B H T"]]:
+    """Return the entropy of each query's probabilities, in nats, and its largest score, by blocks of queries."""
+    (b, t, h, _), k_BGTK, found = q_BTHK.shape, k_BTGK.swapaxes(1, 2), []
+    for first, last in _query_blocks(t):
+        seen = last if causal else t
+        q_BGNK, places_1T = by_group(q_BTHK[:, first:last], k_BTGK.shape[2]), np.arange(first, last)[None]
+        same_BTS = None if segments_BT is None else segments_BT[:, first:last, None] == segments_BT[:, None, :seen]
+        scores_BGNS = masked_scores(
+            q_BGNK, k_BGTK[:, :, :seen], places_1T, same_BTS, window, slopes_H, rule, causal=causal
+        )
+        found.append(probe.entropy_and_top(scores_BGNS.reshape(b, h, last - first, seen)))
+    entropy_BHT, top_BHT = (jnp.concatenate(parts, -1) for parts in zip(*found, strict=True))
+    return entropy_BHT, top_BHT
 
 
 def _scores(q_BGNK: Array, k_BGSK: Array, rule: Rule) -> Float[Array, "B G N S"]:

@@ -19,7 +19,8 @@ from trainkit.models.dropout import Dropout, without_keys
 from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import exact
-from trainkit.models.remat import block_input, rematerialise
+from trainkit.models.probe import report_scores, report_units
+from trainkit.models.stack import scan_layers
 from trainkit.recipe.families.deberta_v3 import Deberta
 
 
@@ -84,6 +85,7 @@ class DisentangledAttention(eqx.Module):
         if segments_BT is not None:
             same_B1TS = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
             scores_BHTS = jnp.where(same_B1TS, scores_BHTS, -1e30)
+        report_scores(lambda: scores_BHTS)
         p_BHTS = self.dropout(jax.nn.softmax(scores_BHTS, axis=-1)).astype(x_BTD.dtype)
         return self.output(jnp.einsum("bhts,bshk->bthk", p_BHTS, v_BSHK).reshape(b, t, d))
 
@@ -115,7 +117,9 @@ class DebertaBlock(eqx.Module):
 
     def __call__(self, x_BTD: Array, segments_BT: Array | None, relative: RelativePositions) -> Float[Array, "B T D"]:
         x_BTD = self.attention_norm(x_BTD + self.attention_dropout(self.attention(x_BTD, segments_BT, relative)))
-        y_BTD = self.mlp_out(exact_gelu(self.mlp_in(x_BTD)))
+        inner = self.mlp_in(x_BTD)
+        report_units(inner)
+        y_BTD = self.mlp_out(exact_gelu(inner))
         return self.mlp_norm(x_BTD + self.mlp_dropout(y_BTD))
 
 
@@ -135,9 +139,9 @@ class DebertaModel(EncoderModel):
         rows_TS = relative_rows(x_BTD.shape[1], buckets=buckets, furthest=self.furthest)
 
         def layer(x_BTD: Array, block: DebertaBlock) -> tuple[Array, None]:
-            return block(block_input(x_BTD), segments_BT, RelativePositions(table_RD, rows_TS)), None
+            return block(x_BTD, segments_BT, RelativePositions(table_RD, rows_TS)), None
 
-        return jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks)[0]
+        return scan_layers(layer, x_BTD, self.blocks, remat=self.remat, segments_BT=segments_BT)[0]
 
 
 def _scores(equation: str, left: Array, right: Array) -> Float[Array, ...]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models import probe
 from trainkit.models.attention import AttentionSpec, KeyValues, Window, attention
 from trainkit.models.build import BuildArguments
 from trainkit.models.custom_vjps import gated_silu, gelu
@@ -136,6 +137,7 @@ class Mlp(eqx.Module):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         gate, up = self.gate(x_BTD), self.up(x_BTD)
+        probe.report_units(gate)
         return self.down(gated_silu(gate, up) if self.silu else gelu(gate) * up)
 
 
@@ -227,7 +229,8 @@ class DecoderModel(LanguageModel):
         types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """As `LanguageModel.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
-        hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None, counted_BT)
+        with probe.counting(counted_BT):
+            hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None, counted_BT)
         if routing is None or not self.router_loss:
             return hidden_BTD, jnp.float32(0)
         return hidden_BTD, self.router_loss * routing.balance_loss()
@@ -263,7 +266,7 @@ class DecoderModel(LanguageModel):
         x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
         if self.embedding_scale is not None:
             x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
-        x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, rotary_L))
+        x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, rotary_L), segments_BT)
         return x_BTD, cache, routing
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models import probe
 from trainkit.models.attention import AttentionSpec, causal_attention
 from trainkit.models.build import BuildArguments
 from trainkit.models.classifier import Classifier
@@ -20,8 +21,7 @@ from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.dropout import Dropout
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import Weight, lookup
-from trainkit.models.remat import block_input, rematerialise
-from trainkit.models.stack import positions
+from trainkit.models.stack import positions, scan_layers
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.encoder import Encoder, TextEncoder
 from trainkit.recipe.families.sizes import Remat
@@ -80,7 +80,9 @@ class EncoderBlock(eqx.Module):
 
     def __call__(self, x_BTD: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
         x_BTD = self.attention_norm(x_BTD + self.attention_dropout(self.attention(x_BTD, segments_BT)))
-        y_BTD = self.mlp_out(exact_gelu(self.mlp_in(x_BTD)))
+        inner = self.mlp_in(x_BTD)
+        probe.report_units(inner)
+        y_BTD = self.mlp_out(exact_gelu(inner))
         return self.mlp_norm(x_BTD + self.mlp_dropout(y_BTD))
 
 
@@ -144,9 +146,9 @@ class EncoderModel(eqx.Module):
         """Return the last hidden states, from embeddings of tokens at these positions."""
 
         def layer(x_BTD: Array, block: EncoderBlock) -> tuple[Array, None]:
-            return block(block_input(x_BTD), segments_BT), None
+            return block(x_BTD, segments_BT), None
 
-        return jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks)[0]
+        return scan_layers(layer, x_BTD, self.blocks, remat=self.remat, segments_BT=segments_BT)[0]
 
     def hidden_and_penalty(
         self,
@@ -159,7 +161,8 @@ class EncoderModel(eqx.Module):
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """Return the last hidden states, and 0 as the auxiliary loss, so that encoders can be called like language
         models."""
-        hidden_BTD = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, types_BT=types_BT)
+        with probe.counting(counted_BT):
+            hidden_BTD = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, types_BT=types_BT)
         return hidden_BTD, jnp.float32(0)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models import probe
 from trainkit.models.attention import KeyValues
 from trainkit.models.build import BuildArguments
 from trainkit.models.classifier import Classifier
@@ -20,7 +21,7 @@ from trainkit.models.dropout import Dropout
 from trainkit.models.encoder_decoder_block import EncoderDecoderBlock, distance_bias, norm_of
 from trainkit.models.layers import LayerNorm, RmsNorm, logits
 from trainkit.models.master_weights import Weight, exact, lookup
-from trainkit.models.remat import block_input, rematerialise
+from trainkit.models.stack import scan_layers
 from trainkit.recipe.families.encoder_decoder import DistanceBuckets, EncoderDecoder
 from trainkit.recipe.families.sizes import Remat
 
@@ -145,10 +146,11 @@ class EncoderDecoderModel(eqx.Module):
         bias_HSS = self._bias(self.encoder, at_S, at_S, causal=False)
 
         def layer(x_BSD: Array, block: EncoderDecoderBlock) -> tuple[Array, None]:
-            return block.encode(block_input(x_BSD), same_BSS, bias_HSS), None
+            return block.encode(x_BSD, same_BSS, bias_HSS), None
 
         x_BSD = self._embed(self.encoder, tokens_BS, at_S)
-        x_BSD, _ = jax.lax.scan(rematerialise(layer, self.remat), x_BSD, self.blocks.encoder)
+        blocks, remat = self.blocks.encoder, self.remat
+        x_BSD, _ = scan_layers(layer, x_BSD, blocks, remat=remat, segments_BT=segments_BS, stack="blocks.encoder")
         return _finished(self.encoder, x_BSD)
 
     def decode(
@@ -165,10 +167,11 @@ class EncoderDecoderModel(eqx.Module):
         def layer(x_BTD: Array, block: EncoderDecoderBlock) -> tuple[Array, None]:
             assert block.cross is not None
             memory = block.cross.key_values(memory_BSD)
-            return block.decode(block_input(x_BTD), memory, visible_BS, bias_HTT)[0], None
+            return block.decode(x_BTD, memory, visible_BS, bias_HTT)[0], None
 
         x_BTD = self._embed(self.decoder, tokens_BT, at_T)
-        x_BTD, _ = jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks.decoder)
+        blocks, remat = self.blocks.decoder, self.remat
+        x_BTD, _ = scan_layers(layer, x_BTD, blocks, remat=remat, segments_BT=None, stack="blocks.decoder")
         return _finished(self.decoder, x_BTD)
 
     def start(
@@ -220,7 +223,8 @@ class EncoderDecoderModel(eqx.Module):
         # where texts have classes there is such a token: see `EncoderDecoder.with_head`
         behind_BT = jnp.roll(tokens_BT, 1, axis=1).at[:, 0].set(self.decoder_start or 0)
         memory_BTD = self.encode(tokens_BT, segments_BT)
-        return self.decode(behind_BT, memory_BTD, segments_BT), jnp.float32(0)
+        with probe.counting(segments_BT > 0):
+            return self.decode(behind_BT, memory_BTD, segments_BT), jnp.float32(0)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B C"]:
         """Return the scores of classes, as `Classifier` does."""

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models import probe
 from trainkit.models.attention import AttentionSpec, KeyValues, causal_attention
 from trainkit.models.blockwise_attention import default_scale
 from trainkit.models.custom_vjps import exact_gelu, gelu
@@ -83,6 +84,7 @@ class EncoderDecoderAttention(eqx.Module):
             spec = AttentionSpec(scale=self.scale)
             y_BTHK = causal_attention(q_BTHK, *over, None, implementation=self.implementation, spec=spec)
         else:
+            probe.report_scores(lambda: self._scores(q_BTHK, over.k_BSGK, visible_BTS, bias_HTS, causal=causal))
             y_BTHK = jax.nn.dot_product_attention(
                 q_BTHK,
                 *over,
@@ -98,7 +100,14 @@ class EncoderDecoderAttention(eqx.Module):
         self, q_BTHK: Array, over: KeyValues, visible_BTS: Array | None, bias_HTS: Array | None, *, causal: bool
     ) -> Float[Array, "B T H K"]:
         """Return attention with dropout of its probabilities. No kernel supports that, so all of them are computed."""
-        k_BSHK, v_BSHK = over
+        scores_BHTS = self._scores(q_BTHK, over.k_BSGK, visible_BTS, bias_HTS, causal=causal)
+        probe.report_scores(lambda: scores_BHTS)
+        p_BHTS = self.dropout(jax.nn.softmax(scores_BHTS)).astype(q_BTHK.dtype)
+        return jnp.einsum("bhts,bshk->bthk", p_BHTS, over.v_BSGK)
+
+    def _scores(
+        self, q_BTHK: Array, k_BSHK: Array, visible_BTS: Array | None, bias_HTS: Array | None, *, causal: bool
+    ) -> Float[Array, "B H T S"]:
         scale = default_scale(q_BTHK) if self.scale is None else self.scale
         scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=jnp.float32) * scale
         if bias_HTS is not None:
@@ -107,8 +116,7 @@ class EncoderDecoderAttention(eqx.Module):
             visible_BTS = jnp.tri(q_BTHK.shape[1], dtype=bool)[None]
         if visible_BTS is not None:
             scores_BHTS = jnp.where(visible_BTS[:, None], scores_BHTS, -1e30)
-        p_BHTS = self.dropout(jax.nn.softmax(scores_BHTS)).astype(q_BTHK.dtype)
-        return jnp.einsum("bhts,bshk->bthk", p_BHTS, v_BSHK)
+        return scores_BHTS
 
     def _by_head(self, x_BTD: Array) -> Float[Array, "B T H K"]:
         return x_BTD.reshape(*x_BTD.shape[:2], self.heads, -1)
@@ -208,16 +216,20 @@ class EncoderDecoderBlock(eqx.Module):
         x_BTD = self._after(self.attention_norm, x_BTD, self.attention_dropout(y_BTD))
         # what a position takes from the source depends on no other position: those of B / N rows are like those of one
         inner_NTD = self._before(self.cross_norm, x_BTD).reshape(len(memory_visible_NS), -1, x_BTD.shape[-1])
-        y_BTD = self.cross(inner_NTD, memory, visible_BTS=memory_visible_NS[:, None]).reshape(x_BTD.shape)
+        with probe.attention_named("cross"):
+            y_BTD = self.cross(inner_NTD, memory, visible_BTS=memory_visible_NS[:, None]).reshape(x_BTD.shape)
         return self._mlp(self._after(self.cross_norm, x_BTD, self.cross_dropout(y_BTD))), own
 
     def _mlp(self, x_BTD: Array) -> Array:
         inner_BTD, activation = self._before(self.mlp_norm, x_BTD), _ACTIVATIONS[self.activation]
         if self.mlp_in is not None:
-            wide_BTF = activation(self.mlp_in(inner_BTD))
+            units_BTF = self.mlp_in(inner_BTD)
+            wide_BTF = activation(units_BTF)
         else:
             assert self.mlp_gate is not None and self.mlp_up is not None
-            wide_BTF = activation(self.mlp_gate(inner_BTD)) * self.mlp_up(inner_BTD)
+            units_BTF = self.mlp_gate(inner_BTD)
+            wide_BTF = activation(units_BTF) * self.mlp_up(inner_BTD)
+        probe.report_units(units_BTF)
         y_BTD = self.mlp_out(self.inner_dropout(wide_BTF))
         return self._after(self.mlp_norm, x_BTD, self.mlp_dropout(y_BTD))
 

@@ -16,6 +16,7 @@ from trainkit.models.custom_vjps import exact_gelu, gelu
 from trainkit.models.dropout import Dropout
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import add, lookup
+from trainkit.models.probe import report_units
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.transformer import GptDecoder
@@ -125,6 +126,7 @@ class GptBlock(eqx.Module):
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), positions_BT, segments_BT, cache)
         x_BTD = x_BTD + self.attention_dropout(y_BTD)
         inner = self.mlp_in(self.mlp_norm(x_BTD))
+        report_units(inner)
         y_BTD = self.mlp_out(exact_gelu(inner) if self.exact_gelu else gelu(inner))
         return x_BTD + self.mlp_dropout(y_BTD), cache
 
@@ -180,7 +182,7 @@ class GptModel(LanguageModel):
             block, cache = block_and_cache
             return block(x_BTD, at_BT, segments_BT, cache)
 
-        return self._through(layer, self.embedding_dropout(x_BTD), (self.blocks, cache))
+        return self._through(layer, self.embedding_dropout(x_BTD), (self.blocks, cache), segments_BT)
 
 
 def _norm(spec: GptDecoder) -> LayerNorm:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from trainkit.models import probe
 from trainkit.models.loss_blocks import (
     LossBlocks,
     Softmax,
@@ -86,10 +87,10 @@ def _cross_entropy(
     z_loss: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     weights_BT = weights_BT.astype(jnp.float32)
+    probe.report_logits(lambda: largest_logit(hidden_BTD, Weight.of(unembedding_VD).rounded, weights_BT, softcap))
 
     def sums(hidden_BTD: Array, unembedding_VD: Weight, targets_BT: Array, weights_BT: Array) -> Array:
-        vocab, d = unembedding_VD.shape
-        tokens = weights_BT.size
+        tokens, (vocab, d) = weights_BT.size, unembedding_VD.shape
         size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
         at_once = min(entries or entries_at_once(size, vocab), vocab)
         settings = LossBlocks(size, at_once, softcap, hidden_BTD.dtype, counts, z_loss)
@@ -101,6 +102,31 @@ def _cross_entropy(
     by_device = on_own_rows(sums, hidden_BTD, Weight.of(unembedding_VD), targets_BT, weights_BT, whole=(1,))
     total, correct = by_device.sum(0)
     return total, weights_BT.sum(), correct
+
+
+def largest_logit(
+    hidden_BTD: Float[Array, "B T D"],
+    unembedding_VD: Float[Array, "V D"],
+    weights_BT: Float[Array, "B T"],
+    softcap: float | None,
+) -> Float[Array, ""]:
+    """Return the largest logit of any entry, of the tokens whose weight is not 0, in float32."""
+
+    def largest(hidden_BTD: Array, unembedding_VD: Array, weights_BT: Array) -> Array:
+        tokens, (vocab, d) = weights_BT.size, unembedding_VD.shape
+        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        settings = LossBlocks(size, min(entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype, counts=False)
+
+        def add(top: Array, _: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
+            def see(top: Array, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Array, None]:
+                return jnp.maximum(top, jnp.where(weights_N[:, None] != 0, logits_NU, -jnp.inf).max()), None
+
+            return over_entries(see, top, x_ND, unembedding_VD, settings)[0]
+
+        flat = hidden_BTD.reshape(tokens, d), jnp.zeros(tokens, jnp.int32), weights_BT.reshape(tokens)
+        return over_tokens(add, -jnp.float32(jnp.inf), *flat, settings)[None]
+
+    return on_own_rows(largest, hidden_BTD, unembedding_VD, weights_BT, whole=(1,)).max()
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))

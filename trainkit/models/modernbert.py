@@ -19,9 +19,9 @@ from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.dropout import Dropout
 from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
 from trainkit.models.layers import LayerNorm, Linear
-from trainkit.models.remat import block_input, rematerialise
+from trainkit.models.probe import report_units
 from trainkit.models.rope import RotaryTables, rotary_tables, rotate, stack_tables
-from trainkit.models.stack import residual_scale
+from trainkit.models.stack import residual_scale, scan_layers
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.families.rope import Rope
@@ -88,6 +88,7 @@ class ModernBertBlock(eqx.Module):
     def __call__(self, x_BTD: Array, normed_BTD: Array, place: EncoderContext) -> Float[Array, "B T D"]:
         x_BTD = x_BTD + self.attention_dropout(self.attention(normed_BTD, place))
         inner, gate = jnp.split(self.mlp_in(self.mlp_norm(x_BTD)), 2, axis=-1)
+        report_units(inner)
         return x_BTD + self.mlp_out(self.mlp_dropout(exact_gelu(inner) * gate))
 
 
@@ -111,12 +112,12 @@ class ModernBertModel(EncoderModel):
 
         def layer(x_BTD: Array, of_layer: Any) -> tuple[Array, None]:
             block, norm, is_first, window, rotary = of_layer
-            x_BTD = block_input(x_BTD)
             normed_BTD = jnp.where(is_first, x_BTD, norm(x_BTD))
             return block(x_BTD, normed_BTD, EncoderContext(at_BT, segments_BT, window, rotary)), None
 
         each = (self.blocks, norm_L, first_L, window_L, rotary_L)
-        return self.final_norm(jax.lax.scan(rematerialise(layer, self.remat), x_BTD, each)[0])
+        x_BTD, _ = scan_layers(layer, x_BTD, each, remat=self.remat, segments_BT=segments_BT)
+        return self.final_norm(x_BTD)
 
 
 def build(spec: ModernBert, **given: Unpack[BuildArguments]) -> ModernBertModel:

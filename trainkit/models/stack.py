@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models import probe
 from trainkit.models.attention import KeyValues
 from trainkit.models.build import BuildArguments
 from trainkit.models.classifier import Classifier
@@ -112,7 +113,8 @@ class LanguageModel(eqx.Module):
             counted_BT: which tokens are not padding; by default those in segments above 0, or all.
             types_BT: distinguish the texts of a pair; only encoders use them.
         """
-        hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
+        with probe.counting(counted_BT):
+            hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
         return hidden_BTD, jnp.float32(0)
 
     def unembedding(self) -> Float[Array, "V D"]:
@@ -135,14 +137,39 @@ class LanguageModel(eqx.Module):
         zeros = jnp.zeros(shape, self.token_embedding.dtype)
         return KeyValues(zeros, zeros)
 
-    def _through(self, layer: Callable[[Array, Any], tuple[Array, Any]], x_BTD: Array, each: Any) -> tuple[Array, Any]:
-        """`layer` of what came out of the layer before and of its part of `each`, for all of them; then the norm."""
+    def _through(
+        self, layer: Callable[[Array, Any], tuple[Array, Any]], x_BTD: Array, each: Any, segments_BT: Array | None
+    ) -> tuple[Array, Any]:
+        """Return the result of `scan_layers` after the norm."""
 
-        def keep_input(x_BTD: Array, of_layer: Any) -> tuple[Array, Any]:
-            return layer(block_input(x_BTD), of_layer)
-
-        x_BTD, made = jax.lax.scan(rematerialise(keep_input, self.remat), x_BTD, each)
+        x_BTD, made = scan_layers(layer, x_BTD, each, remat=self.remat, segments_BT=segments_BT)
         return self.final_norm(x_BTD), made
+
+
+def scan_layers(
+    layer: Callable[[Array, Any], tuple[Array, Any]],
+    x_BTD: Float[Array, "B T D"],
+    each: Any,
+    *,
+    remat: Remat,
+    segments_BT: Int[Array, "B T"] | None,
+    stack: str = "blocks",
+) -> tuple[Float[Array, "B T D"], Any]:
+    """Return what `layer` makes of the result of the layer before and of its part of `each`, for all layers; and what
+    else each returned.
+
+    A probe gets the reports of the layers by the name of the `stack`; segment 0 is padding, which they leave out.
+    """
+
+    def whole_layer(x_BTD: Array, of_layer: Any) -> tuple[Array, Any]:
+        with probe.one_layer(segments_BT) as reports:
+            x_BTD, made = layer(block_input(x_BTD), of_layer)
+            probe.report_hidden(x_BTD)
+        return x_BTD, (made, reports)
+
+    x_BTD, (made, reports) = jax.lax.scan(rematerialise(whole_layer, remat), x_BTD, each)
+    probe.report_layers(stack, reports)
+    return x_BTD, made
 
 
 def parts(

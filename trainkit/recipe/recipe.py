@@ -182,6 +182,11 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
+    def _statistics_fit_the_model(self) -> Recipe:
+        self.statistics.check_model(self.model)
+        return self
+
+    @model_validator(mode="after")
     def _the_sweep_has_a_metric(self) -> Recipe:
         known = ["train/loss", *self.evaluate.computed(self.task, self.data)]
         if self.sweep is not None and self.sweep.metric is not None and self.sweep.metric not in known:

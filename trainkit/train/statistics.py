@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from trainkit.models.probe import Reports
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.train import spectrum
 from trainkit.train.leafwise import Leaves, cosine, difference, inner, ratio, reduced, roots, total
@@ -60,6 +61,8 @@ class SeenStep(NamedTuple):
     """Of the statistics of this step."""
     micro_batches: MicroBatch | None
     history: History | None
+    reports: Reports | None = None
+    """What the layers report of the first micro-batch; None if no statistic needs it."""
 
     def last_params(self) -> PyTree:
         """Return the parameters before the last step; in the first step, those of this one."""
@@ -216,6 +219,39 @@ def hessian(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
     return {"hessian/top_eigenvalue": top, "hessian/trace": trace}, {}
 
 
+def activations(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
+    """Return mean, root mean square and largest magnitude of the hidden states that leave each layer, the share of dead
+    units of its MLP, and the largest logit of the vocabulary, if there are logits."""
+    assert seen.reports is not None
+    values, by_leaf = _reported(seen.reports, "activations/")
+    if "logits/max" in seen.reports:
+        (values["logits/max"],) = seen.reports["logits/max"].values()
+    return values, by_leaf
+
+
+def attention(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
+    """Return the mean entropy of attention, in nats, and its largest logit, of each layer."""
+    assert seen.reports is not None
+    return _reported(seen.reports, "attention/")
+
+
+#: How the values of all layers become one.
+OF_LAYERS: dict[str, Callable[[Array], Array]] = {
+    "activations/mean": jnp.mean,
+    "activations/rms": lambda rms: jnp.sqrt(jnp.square(rms).mean()),
+    "activations/max": jnp.max,
+    "activations/dead": jnp.mean,
+    "attention/entropy": jnp.mean,
+    "attention/max_logit": jnp.max,
+}
+
+
+def _reported(reports: Reports, prefix: str) -> tuple[Values, dict[str, Leaves]]:
+    by_leaf = {path: leaves for path, leaves in reports.items() if path.startswith(prefix)}
+    values = {path: OF_LAYERS[path](jnp.concatenate(list(leaves.values()))) for path, leaves in by_leaf.items()}
+    return values, by_leaf
+
+
 #: The function of each group.
 GROUPS: dict[str, Callable[[SeenStep], tuple[Values, dict[str, Leaves]]]] = {
     "norms": norms,
@@ -224,4 +260,6 @@ GROUPS: dict[str, Callable[[SeenStep], tuple[Values, dict[str, Leaves]]]] = {
     "noise-scale": noise_scale,
     "matrices": matrices,
     "hessian": hessian,
+    "activations": activations,
+    "attention": attention,
 }

@@ -17,9 +17,11 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit import optim
+from trainkit.errors import TrainkitError
 from trainkit.models.casting import cast
 from trainkit.models.dropout import has_dropout, with_keys
 from trainkit.models.master_weights import in_compute_dtype
+from trainkit.models.probe import Reports, probing
 from trainkit.optim import LearningRate, ScheduledValue
 from trainkit.optim.average import Averaging
 from trainkit.parallel.precision import random_bits, to_bfloat16
@@ -38,6 +40,8 @@ Step = Callable[[State, Batch], tuple[State, Metrics]]
 MOMENTS, PARAMETERS, LOSS, EVALUATION, DROPOUT, STATISTICS = 2, 3, 4, 5, 6, 7
 #: The name in a batch of the numbers of its rows within the step, which a step has where its model has dropout.
 ROWS = "rows"
+#: How a model of one's own gets these statistics.
+NO_REPORTS = 'leave out "activations" and "attention", or run the layers with trainkit.models.stack.scan_layers'
 #: The metric with the sum of the weights. The loss is a mean only if it is above 0.
 WEIGHT = "train/weight"
 
@@ -71,9 +75,23 @@ def make_step(
     """
     of_micro_batches = statistics is not None and statistics.compares_micro_batches
 
+    def model_of(state: State, masters: PyTree) -> Any:
+        return eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
+
+    def reports(state: State, batch: Batch) -> Reports | None:
+        """Return what layers report of the first micro-batch, without dropout; None if no statistic needs it."""
+        if statistics is None or not statistics.probes_layers:
+            return None
+        model, micro_batch = model_of(state, cast(state.params, jnp.float32)), jax.tree.map(lambda x: x[0], dict(batch))
+        with probing() as found:
+            task.loss(model, micro_batch, key=_key_of(state, LOSS))
+        if not found:
+            raise TrainkitError("the layers of this model report nothing", where="statistics.compute", hint=NO_REPORTS)
+        return found
+
     def gradients(state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
         def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
-            model = eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
+            model = model_of(state, masters)
             if ROWS in batch:
                 model = with_keys(model, _key_of(state, DROPOUT), batch[ROWS])
             loss = task.loss(model, batch, key=key)
@@ -153,7 +171,8 @@ def make_step(
         if statistics is not None or state.history is not None:
             means = jax.tree.map(lambda g: g / divisor, sums)
             loss, key = total / divisor, _key_of(state, STATISTICS)
-            seen = SeenStep(state.params, means, updates, loss, grad_fn, key, micro_batches, state.history)
+            history, inside = state.history, reports(state, batch)
+            seen = SeenStep(state.params, means, updates, loss, grad_fn, key, micro_batches, history, inside)
             metrics |= measure(statistics, seen) if statistics else {}
             after = replace(after, history=next_history(seen))
         return _unless_skipped(state, after, metrics)

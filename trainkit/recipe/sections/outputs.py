@@ -138,7 +138,12 @@ class Export(Spec):
 
 
 #: Groups of statistics.
-StatisticName = Literal["histograms", "norms", "cosines", "last-parameters", "noise-scale", "matrices", "hessian"]
+StatisticName = Literal[
+    "histograms", "norms", "cosines", "last-parameters", "noise-scale", "matrices", "hessian", "activations",
+    "attention",
+]  # fmt: skip
+#: Those that need a model whose layers report what is inside them.
+OF_LAYERS: tuple[StatisticName, ...] = ("activations", "attention")
 #: Gradients of the batch of a step, each a forward and a backward pass, for statistics that need some.
 EXTRA_PASSES: dict[StatisticName, int] = {"last-parameters": 1, "hessian": 28}
 
@@ -157,7 +162,10 @@ class Statistics(Spec):
     pass and one copy. `noise-scale` is the gradient noise scale (McCandlish et al. 2018), from at least two
     micro-batches. `matrices` are operator and Frobenius norms of matrices and their updates, and norms of rows and
     columns of embeddings and head; each matrix is read 60 times. `hessian` is the top eigenvalue of the Hessian and its
-    trace, and costs 28 forward and backward passes."""
+    trace, and costs 28 forward and backward passes. `activations` are mean, root mean square and largest magnitude of
+    the hidden states of each layer, the share of dead units of its MLP, and the largest logit of the vocabulary;
+    `attention` is the mean entropy of each layer's attention and the largest logit of it. The two share one more
+    forward pass of a micro-batch."""
     per_layer: bool = True
     """Whether norms, cosines and the like are also logged for each parameter and layer, beside those of all together.
     """
@@ -189,11 +197,25 @@ class Statistics(Spec):
         """Return whether a step needs at least two micro-batches."""
         return "noise-scale" in self.in_step
 
+    def check_model(self, model: ModelSpec) -> None:
+        """Raise ValueError if a statistic is of layers, and the model has none."""
+        found = [name for name in OF_LAYERS if name in self.compute]
+        if found and not isinstance(model, Transformer):
+            raise ValueError(
+                f'statistics.compute: "{found[0]}" is for transformers, and not for model.type = "{model.type}"'
+                f" ({model.kind}): leave it out"
+            )
+
     def in_words(self) -> str:
         """Return what steps compute, and how many more gradients that takes; empty if nothing."""
         passes = sum(EXTRA_PASSES.get(name, 0) for name in self.in_step)
         cost = f", with {plural(passes, 'gradient')} more" if passes else ""
         return f"{', '.join(self.in_step)} every {plural(self.every or 0, 'step')}{cost}" if self.in_step else ""
+
+    @property
+    def probes_layers(self) -> bool:
+        """Return whether a step needs a forward pass whose layers report what is inside them."""
+        return bool(set(OF_LAYERS).intersection(self.in_step))
 
     @property
     def keeps_parameters(self) -> bool:
