@@ -154,6 +154,7 @@ def lines(
         *([("ends", ends)] if ends else []),
         *_work(plan),
         ("batch", f"{batch.global_size} {_rows(plan)} = {split}"),
+        *_stages(plan),
         ("remat", plan.remat),
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
         *_supposed(plan),
@@ -171,6 +172,21 @@ def lines(
     ]
     width = max(len(label) for label, _ in rows) + 2
     return [f"plan of {name}", *(f"  {label:<{width}}{text}" for label, text in rows)]
+
+
+def _stages(plan: Plan) -> list[tuple[str, str]]:
+    """Return a line for each stage in which batches have another shape."""
+    if not plan.stages:
+        return []
+    shapes = {(stage.batch_size, stage.length) for stage in plan.stages}
+    rows = []
+    for stage in plan.stages:
+        cut = "" if stage.length == plan.sequence_length else f", cut into sequences of {stage.length}"
+        accumulation = plan.batch.of_size(stage.batch_size).accumulation
+        size = f"{stage.batch_size} {_rows(plan)}{cut} = accumulation {accumulation}"
+        rows.append(f"from step {stage.begin + 1:,}: {size}")
+    rows.append(f"{plural(len(shapes), 'shape')} of batches, for each of which the step is compiled")
+    return [("" if number else "stages", row) for number, row in enumerate(rows)]
 
 
 def _work(plan: Plan) -> list[tuple[str, str]]:

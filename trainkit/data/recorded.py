@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.batches.dataset import stages_of
+from trainkit.data.batches.mixture import stages_of
 from trainkit.data.batches.order import MIXTURE_BLOCK
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.build import Cache, begin, build, may_start_early

@@ -7,7 +7,9 @@ no time, and needs neither jax nor a device.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from trainkit.errors import TrainkitError
@@ -15,12 +17,14 @@ from trainkit.plan.split import (
     BatchSplit,
     Choice,
     Devices,
+    Stage,
     activation_bytes,
     check_split,
     choices,
     has_flash,
     mesh_axes,
     room_for_activations,
+    stages_of,
     state_bytes,
 )
 from trainkit.recipe import Recipe
@@ -99,6 +103,7 @@ class Plan:
     sequence_length: int | None
     """None if documents are not text: an example then counts as one token."""
     tokens_per_step: int
+    """On average, where `stages` have different batch sizes."""
     total_tokens: int
     parameters: int
     trainable: int
@@ -113,6 +118,13 @@ class Plan:
     fsdp_axis: int
     vocab_size: int
     devices: Devices
+    stages: tuple[Stage, ...] = ()
+    """Where batches change their shape; `batch` is then the largest one."""
+
+    def accumulations(self, length: int) -> list[int]:
+        """Return how many micro-batches steps with sequences of this length have, in ascending order."""
+        sizes = {stage.batch_size for stage in self.stages if stage.length == length}
+        return sorted(self.batch.of_size(size).accumulation for size in sizes or {self.batch.global_size})
 
     @property
     def total_bytes(self) -> int:
@@ -195,13 +207,18 @@ def make_plan(
     tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
     steps = _steps(recipe, data, tokens_per_step)
     _check_average(recipe, steps)
-    flops_per_token = _matmul_flops_per_token(recipe, vocab_size=vocab_size)
-    flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
-    flops_per_token += 6 * recipe.model.matmul_parameters_once() // length
-    total_tokens = round(steps * tokens_per_step)
+    flops_of_token = partial(_flops_of_token, recipe, vocab_size)
+    flops_per_token = flops_of_token(length)
+    rows = recipe.batch_sizes.before(steps)
+    total_tokens = round(rows / size * tokens_per_step)
+    stages = stages_of(recipe, steps, flops_of_token)
+    total_flops = flops_per_token * total_tokens
+    if stages:
+        tokens_per_step = total_tokens / steps
+        total_flops = _flops_of_stages(stages, steps=steps, tokens=total_tokens)
     return Plan(
         steps=steps,
-        epochs=steps / (data.batches or data.examples / train.batch_size) if data else None,
+        epochs=rows / size / (data.batches or data.examples / size) if data else None,
         batch=batch,
         sequence_length=recipe.data.sequence_length,
         tokens_per_step=round(tokens_per_step),
@@ -210,7 +227,7 @@ def make_plan(
         trainable=trainable,
         parameters_by_part=by_part,
         flops_per_token=flops_per_token,
-        total_flops=flops_per_token * total_tokens,
+        total_flops=total_flops,
         bytes={**state, **needed[chosen]},
         compute=compute,
         remat=possible[chosen].remat,
@@ -218,6 +235,7 @@ def make_plan(
         fsdp_axis=fsdp_axis,
         vocab_size=vocab_size,
         devices=devices,
+        stages=stages,
     )
 
 
@@ -232,7 +250,7 @@ def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
         epochs=plan.epochs,
         tokens_per_step=plan.tokens_per_step,
         total_tokens=plan.total_tokens,
-        total_flops=new.flops_per_token * plan.total_tokens,
+        total_flops=plan.total_flops if new.stages else new.flops_per_token * plan.total_tokens,
     )
 
 
@@ -265,11 +283,16 @@ def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int
             where=f"train.{unit}",
             hint="count it first: trainkit cache-data RECIPE; or give train.steps",
         )
+    sizes = recipe.batch_sizes
+    if train.tokens is not None and len(sizes.values) > 1:
+        return sizes.steps_for(math.ceil(train.tokens / (tokens_per_step / train.batch_size) - 1e-6))
     if train.tokens is not None:
         # a little less, because a mean times its count need not give back the exact sum
         steps = train.tokens / tokens_per_step
         return math.ceil(steps - steps * 1e-14)
     assert train.epochs is not None and data is not None
+    if len(sizes.values) > 1:
+        return sizes.steps_for(math.ceil(train.epochs * data.examples - 1e-6))
     return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
 
 
@@ -280,6 +303,21 @@ def _check_average(recipe: Recipe, steps: int) -> None:
             where="average.start",
             hint=f"a step up to {steps}, or a fraction of the run such as 0.75",
         )
+
+
+def _flops_of_token(recipe: Recipe, vocab_size: int, length: int) -> int:
+    """Return the FLOPs of a token in sequences of this length: see `make_plan`."""
+    attention = 3 * recipe.model.attention_flops_per_token(sequence_length=length)
+    once = 6 * recipe.model.matmul_parameters_once() // length
+    return _matmul_flops_per_token(recipe, vocab_size=vocab_size) + attention + once
+
+
+def _flops_of_stages(stages: Sequence[Stage], *, steps: int, tokens: int) -> int:
+    """Return the FLOPs of a run of `steps` with so many `tokens`, which its stages divide by their batch sizes."""
+    ends = [*(stage.begin for stage in stages[1:]), steps]
+    rows = [(end - stage.begin) * stage.batch_size for stage, end in zip(stages, ends, strict=True)]
+    flops = sum(count * stage.flops_per_token for count, stage in zip(rows, stages, strict=True))
+    return round(flops / sum(rows) * tokens)
 
 
 def _compute(recipe: Recipe, devices: Devices) -> Compute:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.plan.plan import Memory, Plan, replan
-from trainkit.plan.split import Choice, divisors
+from trainkit.plan.split import Choice, divisors, shared_size
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.spec import with_tuples
@@ -57,7 +57,7 @@ def _ladders(recipe: Recipe, plan: Plan) -> list[list[Changes]]:
     train = recipe.train
     sizes: list[int] = []
     if train.micro_batch_size != "auto":
-        fitting = divisors(plan.batch.global_size // plan.batch.replicas)
+        fitting = divisors(shared_size(recipe) // plan.batch.replicas)
         sizes = [n for n in reversed(fitting) if n < plan.batch.micro]
     policies = [p for p in get_args(Remat) if p != "offload" or plan.devices.platform != "cpu"]
     policies = policies[policies.index(train.remat) + 1 :] if train.remat in policies else []
@@ -101,7 +101,7 @@ def smaller_plan(recipe: Recipe, plan: Plan) -> Plan:
     Raises:
         TrainkitError: the micro-batch is one sequence.
     """
-    fewer = [n for n in divisors(plan.batch.global_size // plan.batch.replicas) if 2 * n <= plan.batch.micro]
+    fewer = [n for n in divisors(shared_size(recipe) // plan.batch.replicas) if 2 * n <= plan.batch.micro]
     if not fewer:
         raise no_memory("a step of one sequence at a time", plan, recipe)
     return replan(recipe, plan, Choice(micro=fewer[-1], remat=plan.remat))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
 
@@ -60,6 +60,42 @@ class BatchSplit:
     accumulation: int
     replicas: int
 
+    def of_size(self, size: int) -> BatchSplit:
+        """Return the split of a batch of another size into the same micro-batches."""
+        return replace(self, global_size=size, accumulation=size // (self.micro * self.replicas))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Steps with batches of one shape: the updates before it, its sequences, their length, and the FLOPs of a token."""
+
+    begin: int
+    batch_size: int
+    length: int
+    flops_per_token: int
+
+
+def stages_of(recipe: Recipe, steps: int, flops_of_token: Callable[[int], int]) -> tuple[Stage, ...]:
+    """Return the stages of a run of `steps`, in their order; none if all batches have one shape.
+
+    Args:
+        flops_of_token: from the length of its sequence.
+    """
+    sizes, lengths = recipe.batch_sizes, recipe.step_lengths
+    begins = sorted({*sizes.begins, *lengths.begins})
+    if len(begins) == 1:
+        return ()
+    return tuple(
+        Stage(
+            begin=begin,
+            batch_size=sizes.at(begin),
+            length=(length := lengths.at(begin)),
+            flops_per_token=flops_of_token(length),
+        )
+        for begin in begins
+        if begin < steps
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -97,7 +133,7 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
     Recomputation (`remat`) comes before a micro-batch of fewer than `ENOUGH_TOKENS`.
     """
     train = recipe.train
-    micros = [m for m in divisors(train.batch_size // replicas)[::-1] if m * replicas >= recipe.task.least_rows]
+    micros = [m for m in divisors(shared_size(recipe) // replicas)[::-1] if m * replicas >= recipe.task.least_rows]
     if recipe.statistics.compares_micro_batches:
         micros = micros[1:]  # the first is the whole batch
     if train.micro_batch_size != "auto":
@@ -114,7 +150,7 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
 
 def check_split(recipe: Recipe, replicas: int) -> None:
     """Raise TrainkitError if a batch cannot be divided over the devices, or a step's batch into micro-batches."""
-    size, wanted = recipe.train.batch_size, recipe.train.micro_batch_size
+    size, wanted = min(recipe.batch_sizes.values), recipe.train.micro_batch_size
     rows, least = size if wanted == "auto" else wanted * replicas, recipe.task.least_rows
     if rows < least:
         raise TrainkitError(
@@ -138,28 +174,36 @@ def check_split(recipe: Recipe, replicas: int) -> None:
             where="evaluate.batch_size",
             hint=f"evaluate.batch_size = {_either(_multiples(replicas, at_once))}",
         )
+    for size in recipe.batch_sizes.values:
+        _check_size(recipe, size, replicas)
+
+
+def _check_size(recipe: Recipe, size: int, replicas: int) -> None:
+    """Raise TrainkitError if a batch of this size cannot be divided over the devices and into micro-batches."""
+    wanted = recipe.train.micro_batch_size
+    key = "train.batch_size" if size == recipe.train.batch_size else "schedules.batch_size"
     if wanted == "auto":
         if size % replicas:
             raise TrainkitError(
                 f"batch_size = {size} cannot be divided equally among {_devices(replicas)}",
-                where="train.batch_size",
-                hint=f"train.batch_size = {_either(_multiples(replicas, size))}",
+                where=key,
+                hint=f"{key} = {_either(_multiples(replicas, size))}",
             )
     elif size % (wanted * replicas):
-        hint = f"train.batch_size = {_either(_multiples(wanted * replicas, size))}"
+        hint = f"{key} = {_either(_multiples(wanted * replicas, size))}"
         if size % replicas == 0:
             hint += f"; or train.micro_batch_size = {_either(_nearest(divisors(size // replicas), wanted))}"
         raise TrainkitError(
             f"batch_size = {size} is not a multiple of micro_batch_size = {wanted} x {_devices(replicas)}"
             f" = {wanted * replicas}",
-            where="train.batch_size",
+            where=key,
             hint=hint,
         )
 
 
 def _check_micro_batches(recipe: Recipe, replicas: int) -> None:
     """Raise TrainkitError if a step would have one micro-batch, from which no noise can be measured."""
-    size, wanted, least = recipe.train.batch_size, recipe.train.micro_batch_size, recipe.task.least_rows
+    size, wanted, least = min(recipe.batch_sizes.values), recipe.train.micro_batch_size, recipe.task.least_rows
     smaller = [m for m in divisors(size // replicas)[:-1] if m * replicas >= least]
     if not smaller:
         key, hint = "train.batch_size", f"train.batch_size of at least {2 * max(replicas, least)}"
@@ -173,6 +217,11 @@ def _check_micro_batches(recipe: Recipe, replicas: int) -> None:
         where=key,
         hint=hint,
     )
+
+
+def shared_size(recipe: Recipe) -> int:
+    """Return the largest number that divides the batches of all steps."""
+    return math.gcd(*recipe.batch_sizes.values)
 
 
 def divisors(number: int) -> list[int]:

@@ -26,6 +26,7 @@ from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.recipe.sections.schedules import Schedules, check_scheduled
 from trainkit.recipe.sections.source import document_of
+from trainkit.recipe.sections.stages import Stages
 from trainkit.recipe.sections.sweep import Sweep
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
@@ -89,8 +90,11 @@ class Recipe(Spec):
                 f'train.{key} needs a schedule whose decay can be moved, and schedule.type = "{self.schedule.type}" has'
                 ' none: write [schedule] type = "wsd"'
             )
-        if self.schedules is not None:
-            raise ValueError(f"[schedules] needs a number of steps, and train.{key} has none: leave one of them out")
+        if self.optimizer_schedules:
+            raise ValueError(
+                f"schedules.{next(iter(self.optimizer_schedules))} needs a number of steps, and train.{key} has none:"
+                " leave one of them out"
+            )
         if isinstance(self.schedule.warmup, float) and self.schedule.warmup:
             raise ValueError(
                 f"schedule.warmup = {self.schedule.warmup} is a fraction of the run, whose steps are unknown with"
@@ -104,6 +108,12 @@ class Recipe(Spec):
             rules = members_at(type(self), "optimizer")
             having = [type_of(rule) for rule in rules if name == "weight_decay" or name in rule.schedulable]
             check_scheduled(name, schedule, self.optimizer, having=having)
+        return self
+
+    @model_validator(mode="after")
+    def _the_batches_can_change(self) -> Recipe:
+        if self.schedules is not None:
+            self.schedules.check_batches(self.train, self.data, shifted=self.task.shifted)
         return self
 
     @model_validator(mode="after")
@@ -303,11 +313,23 @@ class Recipe(Spec):
         """Return the schedules that scale values of the optimizer beside its learning rate, by those values' names."""
         return self.schedules.of_optimizer if self.schedules else {}
 
+    @property
+    def batch_sizes(self) -> Stages:
+        """Return the sequences of each step."""
+        staged = self.schedules.batch_size if self.schedules else None
+        return Stages(staged or ((0, self.train.batch_size),))
+
+    @property
+    def step_lengths(self) -> Stages:
+        """Return the length of the sequences of each step."""
+        staged = self.schedules.sequence_length if self.schedules else None
+        return Stages(staged or ((0, self.data.positions),))
+
     def check_lengths(self, steps: int) -> None:
         """Raise TrainkitError if the phases of a schedule are longer than the run of `steps`."""
         self.schedule.check_lengths(steps)
-        for name, schedule in self.optimizer_schedules.items():
-            schedule.check_lengths(steps, at=f"schedules.{name}")
+        if self.schedules is not None:
+            self.schedules.check_lengths(steps)
 
     def fingerprint(self) -> str:
         """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""

@@ -102,13 +102,24 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             before=before,
             finish=hosts.from_first(lambda: finish_in_time(recipe, directory)),
         )
-        metrics = MetricsWriter(log, data=data.epochs, work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops))
+        metrics = MetricsWriter(
+            log,
+            data=data.epochs,
+            work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops),
+            scheduled=data.scheduled,
+        )
         profile = Profile(directory, start.profile, log=log, metrics=metrics)
         starts_again = False
         opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
         sharding = mesh.batch_sharding(built.mesh)
         prefetch = Prefetch(
-            data.batch, count=built.task.count, first=first, last=plan.steps, split=plan.batch, sharding=sharding
+            data.cut_batch,
+            count=built.task.count,
+            first=first,
+            last=plan.steps,
+            split=plan.batch,
+            sharding=sharding,
+            size_at=recipe.batch_sizes.at,
         )
         opened.callback(prefetch.close)
 

@@ -38,6 +38,9 @@ FIXED = (
     "data.shuffle*",
     "data.on_error",
     "train.batch_size",
+    "schedules.batch_size*",
+    "schedules.sequence_length*",
+    "schedules.mixture*",
     "precision.params",
 )
 #: A rate rises if it is more than so many times the old one.
@@ -215,7 +218,7 @@ def _total(recipe: Recipe, plan: Mapping[str, Any]) -> int | None:
     if train.steps is not None:
         return train.steps
     if train.tokens is not None and not is_padded(recipe.data.encoding):
-        return math.ceil(train.tokens / (train.batch_size * recipe.data.positions))
+        return recipe.batch_sizes.steps_for(math.ceil(train.tokens / recipe.data.positions))
     wanted, counted = (train.epochs, "epochs") if train.tokens is None else (train.tokens, "total_tokens")
     steps, amount = plan.get("steps"), plan.get(counted)
     if wanted is None or not steps or not amount:

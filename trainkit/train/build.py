@@ -197,7 +197,7 @@ def _choose_attention(recipe: Recipe, plan: Plan, compute: jnp.dtype) -> devices
     spec, length = recipe.model, recipe.data.positions
     if not isinstance(spec, Transformer):
         return devices.AttentionChoice("xla", "the model has no attention")
-    lengths = lengths_of(recipe.data.encoding, length)
+    lengths = sorted({*lengths_of(recipe.data.encoding, length), *recipe.step_lengths.values})
     # One implementation serves batches of all lengths. The longest decides where all are whole blocks.
     common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
     segments = has_segments(recipe.data.encoding)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainkit.errors import TrainkitError
@@ -68,7 +68,8 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
             return None
 
     built = build(recipe, plan)
-    program = fit_program(recipe, plan, built, layouts(recipe), enlarge=True)
+    # the largest batches need most memory
+    program = fit_program(recipe, replace(plan, stages=()), built, layouts(recipe), enlarge=True)
     result = Forecast(
         choice=program.plan.choice,
         memory=program.memory,

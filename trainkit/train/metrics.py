@@ -50,22 +50,28 @@ class StepWork(NamedTuple):
     """Operations per second of all devices that train; None if unknown."""
     of_examples: bool = False
     """Whether the plan counts examples, because the documents have no tokens."""
+    by_length: Mapping[int, int] = {}
+    """The FLOPs of a token by the length of the sequences, where that changes."""
 
     @classmethod
     def of(cls, plan: Plan, *, tflops: float | None) -> StepWork:
         """Return the work of a step of the plan. `tflops` is the recipe's `parallel.peak_tflops`, or None."""
-        return cls(plan.flops_per_token, peak_of(plan, tflops=tflops), plan.sequence_length is None)
+        by_length = {stage.length: stage.flops_per_token for stage in plan.stages}
+        return cls(plan.flops_per_token, peak_of(plan, tflops=tflops), plan.sequence_length is None, by_length)
 
-    def rates(self, size: Mapping[str, int], *, seconds: float) -> dict[str, float]:
+    def rates(self, size: Mapping[str, int], *, seconds: float, length: float | None = None) -> dict[str, float]:
         """Return the throughput of a step of this size (`Task.count`) that took so many seconds.
 
         Tokens are included if the batch has any; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) if the
         peak is known.
+
+        Args:
+            length: of the sequences, where that changes.
         """
         tokens, samples = size["tokens"], {"throughput/samples_per_second": _digits(size["samples"] / seconds)}
         if not tokens and not self.of_examples:
             return samples
-        flops = self.flops_per_token * (tokens or size["samples"]) / seconds
+        flops = self.by_length.get(int(length or 0), self.flops_per_token) * (tokens or size["samples"]) / seconds
         rates = {
             **({"throughput/tokens_per_second": round(tokens / seconds, 1)} if tokens else {}),
             **samples,
@@ -86,8 +92,17 @@ class MetricsWriter:
     `time/checkpoint` came between the two steps, and are not part of `time/step`.
     """
 
-    def __init__(self, log: EventLog, *, data: Callable[[int], dict[str, float]], work: StepWork) -> None:
-        """`data` returns the epochs of each source after so many steps."""
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        data: Callable[[int], dict[str, float]],
+        work: StepWork,
+        scheduled: Callable[[int], dict[str, float]] = lambda step: {},
+    ) -> None:
+        """`data` returns the epochs of each source after so many steps; `scheduled`, what [schedules] says about the
+        batch after so many steps."""
+        self._scheduled = scheduled
         self._log, self._data, self._work = log, data, work
         self._pending: tuple[int, Metrics, Mapping[str, int]] | None = None
         self._system = SystemMetrics()
@@ -145,13 +160,14 @@ class MetricsWriter:
             values = _numbers(fetched)
         if values.pop(WEIGHT) == 0:  # a batch without targets has no mean loss
             del values["train/loss"]
+        values |= (scheduled := self._scheduled(step - 1))
         done = time.perf_counter()
         values |= {f"time/{part}": round(seconds, 6) for part, seconds in self._spent.items()}
         self._spent.clear()
         if self._last_done is not None:
             seconds = done - self._last_done
             values["time/step"] = round(seconds, 6)
-            values |= self._work.rates(size, seconds=seconds)
+            values |= self._work.rates(size, seconds=seconds, length=scheduled.get("schedules/sequence_length"))
         self._last_done = done
         if system := self._system.read(done):
             values |= system

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import jax
@@ -87,9 +88,15 @@ class Prefetch:
         last: int,
         split: BatchSplit,
         sharding: NamedSharding,
+        size_at: Callable[[int], int] | None = None,
         depth: int = 2,
     ) -> None:
-        """`count` is `Task.count`, `depth` the number of batches that wait on the device."""
+        """Args:
+        count: `Task.count`.
+        split: of the largest batches.
+        size_at: returns the sequences of the batch of a step; None if all are as large.
+        depth: the number of batches that wait on the device.
+        """
         ready = self._ready = queue.Queue[tuple[DeviceBatch, Mapping[str, int]] | BaseException](depth)
         self._item: tuple[DeviceBatch, Mapping[str, int]] | BaseException | None = None
         closed = self._closed = threading.Event()
@@ -103,11 +110,14 @@ class Prefetch:
 
         def work() -> None:
             try:
-                rows = own_rows(split, sharding)
-                share = 1 if rows is None else split.global_size / len(rows)
+                split_of = lru_cache(lambda size: split.of_size(size))
+                rows_of = lru_cache(lambda size: own_rows(split_of(size), sharding))
                 for step in range(first, last):
+                    size = split.global_size if size_at is None else size_at(step)
+                    rows = rows_of(size)
+                    share = 1 if rows is None else size / len(rows)
                     read = batch(step, rows)
-                    arrays = to_device(read, accumulation=split.accumulation, sharding=sharding)
+                    arrays = to_device(read, accumulation=split_of(size).accumulation, sharding=sharding)
                     put((arrays, {unit: round(number * share) for unit, number in count(read).items()}))
                     if closed.is_set():
                         return

@@ -103,8 +103,12 @@ def _compiled(
     step = jax.jit(function, donate_argnums=0, out_shardings=(built.shardings, mesh.replicated_sharding(built.mesh)))
     by_shapes: dict[Shapes, Step] = {}
     most: Memory | None = None
-    for layout in layouts.values():
-        batch = _batch(layout, plan, built)
+    batches = [
+        _batch(layout, plan, built, accumulation)
+        for length, layout in layouts.items()
+        for accumulation in plan.accumulations(length)
+    ]
+    for batch in batches:
         # `on_own_rows` in `parallel/mesh.py` needs the mesh
         with jax.set_mesh(built.mesh):
             by_shapes[_shapes(batch)] = compiled = step.lower(state, batch).compile()
@@ -215,8 +219,9 @@ def _shapes(batch: Mapping[str, Any]) -> Shapes:
     return tuple(tuple(batch[name].shape) for name in sorted(batch))
 
 
-def _batch(layout: Layout, plan: Plan, built: BuiltStep) -> dict[str, jax.ShapeDtypeStruct]:
-    lead = (plan.batch.accumulation, plan.batch.micro * plan.batch.replicas)
+def _batch(layout: Layout, plan: Plan, built: BuiltStep, accumulation: int) -> dict[str, jax.ShapeDtypeStruct]:
+    rows = next(iter(layout.values()))[0][0]
+    lead = (accumulation, rows // plan.batch.accumulation)
     sharding = mesh.batch_sharding(built.mesh)
     return {
         name: jax.ShapeDtypeStruct((*lead, *shape[1:]), dtype, sharding=sharding)

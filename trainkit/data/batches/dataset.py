@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from trainkit.data.batches.chunks import cut
 from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded, read_rows
 from trainkit.data.batches.layout import Batch, Layout
-from trainkit.data.batches.order import Buckets, ExampleOrder, Mixture
+from trainkit.data.batches.mixture import mixture_of, stages_of
+from trainkit.data.batches.order import Buckets, ExampleOrder
 from trainkit.data.batches.packing import PackingCounts
 from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.build import Cache
@@ -47,9 +49,10 @@ class TrainSet:
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
         """Raises TrainkitError if at some step no source has a weight above 0."""
         self._data, self._seed, self._reference = recipe.data, recipe.run.seed, recipe.task.reference
-        self._batch_size = recipe.train.batch_size
+        self._batch_size, self._sizes, self._step_lengths = (
+            recipe.train.batch_size, recipe.batch_sizes, recipe.step_lengths,
+        )  # fmt: skip
         self._steps, self._wanted = recipe.train.steps, recipe.train.tokens
-        self._all_rows = np.arange(self._batch_size)
         weighted = recipe.data.train[0].weight is not None
         self._streams = cache.sources if weighted else (cache.train,)
         sources = recipe.data.train if weighted else recipe.data.train[:1]
@@ -57,7 +60,9 @@ class TrainSet:
             _Source(number, stream, source, cache.directory, recipe)
             for number, (stream, source) in enumerate(zip(self._streams, sources, strict=True))
         ]
-        self._mixture = _mixture(recipe.data.train, self._batch_size, self._seed) if weighted else None
+        self._stages = stages_of(recipe.data.train, (recipe.schedules and recipe.schedules.mixture) or {})
+        self._mixture = mixture_of(self._stages, self._sizes, self._seed) if weighted else None
+        self._scheduled = recipe.schedules
         spec = recipe.data.encoding
         self._buckets: Buckets | None = None
         self._lengths = lengths_of(spec, recipe.data.positions)
@@ -104,7 +109,7 @@ class TrainSet:
             mine = which if rows is None else which[rows[rows < len(which)]]
             count = self._batch_size if rows is None else len(rows)
             return padded(self._sources[0].examples, self._streams[0], mine, count, length)
-        index = step * self._batch_size + (self._all_rows if rows is None else rows)
+        index = self._sizes.before(step) + (np.arange(self._sizes.at(step)) if rows is None else rows)
         length = self._data.positions
         if self._mixture is None:
             return self._sources[0].read(index, length)
@@ -120,9 +125,13 @@ class TrainSet:
                 batch[name][mine] = part
         return batch
 
+    def cut_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+        """Return the batch as the step computes it: where sequences are still short, each row as several rows."""
+        return cut(self.batch(step, rows), self._step_lengths.at(step))
+
     def rows(self, step: int) -> Iterator[BatchRow]:
         """Yield where each row of the batch of `step` comes from."""
-        index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
+        index = np.arange(self._sizes.before(step), self._sizes.before(step + 1))
         if len(self._lengths) > 1:
             for example in self._bucketed()(step)[0].tolist():
                 yield BatchRow(self._sources[0].name, example, tuple(self._sources[0].examples.spans(example)))
@@ -133,7 +142,10 @@ class TrainSet:
             yield BatchRow(self._sources[source].name, example, tuple(self._sources[source].examples.spans(example)))
 
     def layouts(self) -> dict[int, Layout]:
-        """Return the layout of batches for each length that they have; with buckets, waits for the whole cache."""
+        """Return the layout of the largest batches for each length that they have; with buckets, waits for the whole
+        cache."""
+        if len(self._step_lengths.values) > 1:
+            return self._cut_layouts()
         lengths = self._bucketed().occurring if len(self._lengths) > 1 else self._lengths
         nothing = np.zeros(0, np.int64)
         empty = {length: self._sources[0].examples.read(nothing, length) for length in lengths}
@@ -146,6 +158,16 @@ class TrainSet:
             for length, batch in empty.items()
         }
 
+    def _cut_layouts(self) -> dict[int, Layout]:
+        """Return the layouts of batches whose rows are cut."""
+        whole = self._sources[0].examples.read(np.zeros(0, np.int64), self._data.positions)
+        found = {}
+        for length in set(self._step_lengths.values):
+            rows = self._batch_size * (self._data.positions // length)
+            empty = cut(whole, length)
+            found[length] = {name: ((rows, *array.shape[1:]), array.dtype) for name, array in empty.items()}
+        return found
+
     def streams(self) -> list[tuple[str, Stream, Source]]:
         """Return the name, the tokens and the spec of each source; without weights all are one."""
         return [(own.name, stream, own.spec) for own, stream in zip(self._sources, self._streams, strict=True)]
@@ -153,7 +175,8 @@ class TrainSet:
     def epochs(self, step: int) -> dict[str, float]:
         """Return how often each source has been seen after `step` updates, without those for which that is
         unknown yet."""
-        drawn = self._mixture.drawn(step * self._batch_size).tolist() if self._mixture else [step * self._batch_size]
+        before = self._sizes.before(step)
+        drawn = self._mixture.drawn(before).tolist() if self._mixture else [before]
         if self._buckets:
             drawn = [step / self._buckets.batches * self._sources[0].count()]
         return {
@@ -162,8 +185,26 @@ class TrainSet:
             if (total := source.total)
         }
 
+    def scheduled(self, step: int) -> dict[str, float]:
+        """Return what [schedules] says about the batch of the update from `step` to `step` + 1, by metric."""
+        found: dict[str, float] = {}
+        if (spec := self._scheduled) is None:
+            return found
+        if spec.batch_size:
+            found["schedules/batch_size"] = self._sizes.at(step)
+        if spec.sequence_length:
+            found["schedules/sequence_length"] = self._step_lengths.at(step)
+        if spec.mixture:
+            weights = next(weights for begin, weights in reversed(self._stages.items()) if begin <= step)
+            named = zip(self._sources, weights, strict=True)
+            found |= {f"schedules/mixture/{source.name}": weight / sum(weights) for source, weight in named}
+        return found
+
     def _tokens_per_batch(self) -> float | None:
-        """Return the mean over the run if the recipe gives its length in steps or tokens; else over an epoch."""
+        """Return the mean over the run if the recipe gives its length in steps or tokens; else over an epoch.
+
+        Where the size of batches changes it is that of the largest.
+        """
         if not is_padded(self._data.encoding):
             return None
         means = np.array([source.mean_tokens() for source in self._sources])
@@ -173,13 +214,13 @@ class TrainSet:
 
         def tokens(steps: int) -> float:
             assert self._mixture is not None
-            return float(self._mixture.drawn(steps * self._batch_size) @ means)
+            return float(self._mixture.drawn(self._sizes.before(steps)) @ means)
 
         steps = self._steps or max(1, self.examples // self._batch_size)
         if (wanted := self._wanted) is not None:  # a stage may have longer documents than another
-            most = wanted // max(1, int(self._batch_size * means.min())) + 2
+            most = wanted // max(1, int(min(self._sizes.values) * means.min())) + 2
             steps = max(1, bisect_left(range(most), True, key=lambda steps: tokens(steps) >= wanted))
-        return tokens(steps) / steps
+        return tokens(steps) / (self._sizes.before(steps) / self._batch_size)
 
     def _bucketed(self) -> Buckets:
         if self._buckets is None:
@@ -259,24 +300,3 @@ def _check_fills_an_example(count: int, stream: Stream, length: int, where: str)
             where=where,
             hint="give more text, or a smaller data.encoding.min_length",
         )
-
-
-def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
-    """Return the order of sources. Raises TrainkitError if in some stage no source has a weight above 0."""
-    stages = stages_of(sources)
-    for begin, weights in stages.items():
-        if not any(weights):
-            raise TrainkitError(f"from step {begin} on every source has the weight 0", where="data.train")
-    return Mixture([(begin * batch_size, weights) for begin, weights in stages.items()], seed=seed)
-
-
-def stages_of(sources: Sequence[Source]) -> dict[int, list[float]]:
-    """Return the weight of each source in each stage of the mixture, by the step with which the stage begins."""
-    begins = sorted({step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0})
-    return {begin: [_weight_at(source, begin) for source in sources] for begin in begins}
-
-
-def _weight_at(source: Source, step: int) -> float:
-    if not isinstance(source.weight, tuple):
-        return source.weight or 0.0
-    return next(weight for begin, weight in reversed(source.weight) if begin <= step)

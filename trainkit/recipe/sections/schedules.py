@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.sections.data import Concatenate, Data, Pad
 from trainkit.recipe.sections.schedule_spec import Schedule
+from trainkit.recipe.sections.stages import Points, StageList, check_stages
+from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Spec
 
 #: The values of the optimizer that a schedule scales.
@@ -24,11 +29,75 @@ class Schedules(Spec):
     beta2: Schedule | None = None
     """Scales the decay of the average of squares at each step, in the same way: usually the second of `betas`."""
 
+    batch_size: StageList | None = None
+    """The sequences of a step, by the steps after which they change: `[[0, 8], [1000, 16]]` begins with 8, and has 16
+    after 1,000 steps. The largest is `train.batch_size`. No document is left out or seen twice where it changes."""
+    sequence_length: StageList | None = None
+    """The length of sequences, in the same way: `[[0, 64], [500, 256]]`. The largest is `data.sequence_length`, which
+    the others divide: until then examples are cut into sequences so long, so that a step has the same tokens in the
+    same order. Only for `data.encoding.type = "concatenate"` and tasks that predict the next token."""
+    mixture: dict[str, Points] | None = None
+    """Factors of the weights of sources, by their names, as points of straight lines: `web = [[0, 1.0], [5000, 0.2]]`
+    lets the weight of `web` fall to a fifth in 5,000 steps. Sources that are not named keep their weights."""
+
     @property
     def of_optimizer(self) -> dict[str, Schedule]:
         """Return the schedules that scale values of the optimizer, by the names of these values."""
         found = {name: getattr(self, name) for name in OF_OPTIMIZER}
         return {name: schedule for name, schedule in found.items() if schedule is not None}
+
+    def check_lengths(self, steps: int) -> None:
+        """Raise TrainkitError if something changes after the last of so many steps."""
+        for name, schedule in self.of_optimizer.items():
+            schedule.check_lengths(steps, at=f"schedules.{name}")
+        stages = {"batch_size": self.batch_size or (), "sequence_length": self.sequence_length or ()}
+        changes = {name: [begin + 1 for begin, _ in staged] for name, staged in stages.items()}
+        changes |= {f"mixture.{name}": [step for step, _ in points] for name, points in (self.mixture or {}).items()}
+        for name, at in changes.items():
+            if at and at[-1] > steps:
+                raise TrainkitError(
+                    f"schedules.{name} changes at step {at[-1]:,}, and the run has {steps:,}",
+                    where=f"schedules.{name}",
+                    hint=f"steps up to {steps:,}, or a longer run",
+                )
+
+    def check_batches(self, train: Train, data: Data, *, shifted: bool) -> None:
+        """Raise ValueError if the batches of the recipe cannot change as this says.
+
+        Args:
+            shifted: whether the targets of the task are the next tokens.
+        """
+        if self.batch_size is not None:
+            if isinstance(data.encoding, Pad) and data.encoding.buckets:
+                raise ValueError(
+                    "schedules.batch_size: with data.encoding.buckets examples are divided into batches of one size"
+                    " before training: leave one of them out"
+                )
+            check_stages("batch_size", self.batch_size, largest=train.batch_size, of="train.batch_size")
+        if self.sequence_length is not None:
+            if not (data.is_text and isinstance(data.encoding, Concatenate) and shifted):
+                raise ValueError(
+                    'schedules.sequence_length cuts examples of data.encoding.type = "concatenate" for tasks that'
+                    " predict the next token: leave it out"
+                )
+            check_stages("sequence_length", self.sequence_length, largest=data.positions, of="data.sequence_length")
+            if wrong := [length for _, length in self.sequence_length if data.positions % length]:
+                raise ValueError(
+                    f"schedules.sequence_length: {wrong[0]} does not divide data.sequence_length = {data.positions}"
+                )
+        self._check_mixture(data)
+
+    def _check_mixture(self, data: Data) -> None:
+        names = [source.name for source in data.train if source.name is not None]
+        for name, points in (self.mixture or {}).items():
+            if name not in names:
+                raise ValueError(
+                    f'schedules.mixture.{name}: no [[data.train]] has name = "{name}" and a weight; those that have are'
+                    f" {', '.join(names) or 'none'}"
+                )
+            steps = [step for step, _ in points]
+            if any(after <= before for before, after in pairwise(steps)):
+                raise ValueError(f"schedules.mixture.{name} must list its steps in rising order, found {steps}")
 
 
 def check_scheduled(name: str, schedule: Schedule, optimizer: OptimizerSpec, *, having: Sequence[str]) -> None:
