@@ -183,6 +183,18 @@ def test_explain_shows_value_origin_meaning_and_what_is_allowed(call, tmp_path):
     assert (code, out) == (WRONG_INPUT, "") and "it is called learning_rate here" in err
 
 
+def test_explain_shows_which_of_overlapping_groups_decides(call, tmp_path):
+    write(tmp_path)
+    groups = '[{match="*.bias", weight_decay=0.1}, {match="blocks.*", weight_decay=0.2}, {match="*_in.bias"}]'
+    out = call("explain", "sample.toml", "optimizer.groups", "--set", f"optimizer.groups={groups}")[1].splitlines()
+    decided = dict(
+        line.strip().split(": ", 1) for line in out[out.index("  where groups overlap, the last one decides:") + 1 :]
+    )
+    assert decided["final_norm.bias"] == "weight_decay = 0.1 (groups.0), learning_rate_factor = 1 (groups.0)"
+    assert decided["blocks.mlp_in.bias"] == "weight_decay = 0.2 (groups.1), learning_rate_factor = 1 (groups.2)"
+    assert not any("embedding" in names for names in decided)
+
+
 def test_the_schema_is_json_that_knows_every_section(call):
     code, out, _ = call("schema")
     assert code == DONE

@@ -62,6 +62,20 @@ def test_models_are_opened_and_exported_with_the_average_unless_somebody_asks_fo
     assert "the evaluations used their average" in (run.parent / "last" / "README.md").read_text()
 
 
+def test_a_run_can_begin_with_the_average_of_another_one(run: Path, tmp_path: Path) -> None:
+    place = run.parent.parent
+    settings = [
+        "run.name=second", f"run.directory={tmp_path}", f'run.parameters_from="{run}"', "run.average_from=true",
+        "train.steps=1", "optimizer.learning_rate=1e-30", "checkpoint.keep_every=1",
+    ]  # fmt: skip
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    done = trainkit(place, "run", "tiny.toml", *overrides, "--plain")
+    assert done.returncode == 0, done.stderr
+    second, averages = tmp_path / "second", part(run, "averages")
+    found = part(second, "params")
+    assert found.keys() == averages.keys() and all(np.array_equal(found[name], averages[name]) for name in found)
+
+
 def test_evaluations_and_samples_are_of_the_average_in_training_and_afterwards(run: Path) -> None:
     (logged,) = evaluations(run).values()
     place = run.parent.parent

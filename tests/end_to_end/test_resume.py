@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer import BARE, Trainer, arrays, copied, inputs_copied, losses, trainkit, workplace
+from trainer import BARE, Trainer, arrays, copied, inputs_copied, losses, run_of, trainkit, workplace
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.data.problems import DataProblem
@@ -250,6 +250,38 @@ def test_two_trainers_cannot_train_one_run(tmp_path: Path) -> None:
         assert second.returncode == 2 and str(trainer.process.pid) in second.stderr and "watch" in second.stderr
         anew = trainkit(tmp_path, "run", "tiny.toml", "--plain")
         assert anew.returncode == 2 and "trainkit resume runs/tiny" in anew.stderr and "--name tiny-2" in anew.stderr
+
+
+OPTIMIZERS = {
+    "muon": "adamw = { learning_rate = 1e-30 }, ",
+    "soap": "adamw = { learning_rate = 1e-30 }, ",
+    "schedule-free": "",
+}
+
+
+def test_a_run_continues_with_a_new_optimizer_and_a_fresh_state_of_it(tmp_path: Path) -> None:
+    """The rates are so low that nothing changes: what is saved later is what the optimizers began with."""
+    place = workplace(tmp_path, BARE.replace("layers = 2", "layers = 1").replace("steps = 24", "steps = 2"))
+    whole = run_of(place)
+    before = arrays(whole, 2)
+    for kind, more in OPTIMIZERS.items():
+        run = copied(whole, tmp_path / kind)
+        change = f'optimizer={{ type = "{kind}", {more}learning_rate = 1e-30 }}'
+        changes = ["--set", change, "--set", "train.steps=4"]
+        done = trainkit(tmp_path / kind, "resume", "runs/tiny", *changes, "--reset-optimizer", "--plain")
+        assert done.returncode == 0, done.stderr
+        after = arrays(run, 4)
+        params = {name for name in before if name.startswith("params.")}
+        assert params and all(before[name] == after[name] for name in params)
+        state = {name for name in after if name.startswith("optimizer.")}
+        assert state and not state <= before.keys()
+        assert len(losses(run)) == 4
+    iterates = {name.split(".iterate.")[1]: array for name, array in after.items() if ".iterate." in name}
+    wanted = {name.removeprefix("params."): before[name] for name in params}
+    assert iterates == wanted, "schedule-free begins where the run was"
+    average = ["--set", 'run.parameters_from="runs/tiny"', "--set", "run.average_from=true"]
+    refused = trainkit(place, "check", "tiny.toml", *average)
+    assert refused.returncode == 2 and "hold no average of the parameters" in refused.stderr
 
 
 def test_a_run_can_begin_with_the_parameters_of_another_one_and_another_optimizer(

@@ -47,12 +47,24 @@ def explain(
     lines.append(f"  allowed: {' or '.join(map(json.dumps, types)) or schema.describe(node)}")
     if "default" in node and node["default"] is not None and not isinstance(node["default"], dict):
         lines.append(f"  default: {json.dumps(node['default'])}")
+    if parts[:2] == ("optimizer", "groups"):
+        lines += _decisions(loaded.recipe)
     for name, child in schema.keys_of(node, value).items():
         inner = f"{key}.{name}"
         lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
         if said := schema.meaning(child) or (schema.describe(child) if name != "type" else ""):
             lines.append(f"    {said}")
     return "\n".join(lines)
+
+
+def _decisions(recipe: Recipe) -> list[str]:
+    """Return which group of the optimizer decides about which parameters."""
+    from trainkit.recipe.optimizers.groups import decisions
+    from trainkit.recipe.sections.adapter import trained_shapes
+
+    names = trained_shapes(recipe.model, recipe.adapter, vocab_size=1, sequence_length=recipe.data.positions)
+    found = decisions(recipe.optimizer, names)
+    return ["", "  where groups overlap, the last one decides:", *(f"    {line}" for line in found)] if found else []
 
 
 def _meanings(node: Node, value: Any) -> list[str]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from jaxtyping import PyTree
 
 KEY = "run.parameters_from"
-#: What the names of parameters begin with in a checkpoint.
-_PARAMS = "params."
+#: What the names of parameters, and of their averages, begin with in a checkpoint.
+_PARAMS, _AVERAGES = "params", "averages"
 
 
 def with_checkpoint(loaded: Loaded) -> Loaded:
@@ -53,10 +53,17 @@ def _check(recipe: Recipe, info: Info) -> None:
             where=str(info.directory),
             hint='export it with trainkit export, and name the export in [model] pretrained = "DIRECTORY"',
         )
+    prefix = f"{_part(recipe)}."
+    if not any(name.startswith(prefix) for name in info.manifest.leaves):
+        raise TrainkitError(
+            "its checkpoints hold no average of the parameters",
+            where=str(info.directory),
+            hint="leave run.average_from out; the average of schedule-free is in an export: model.pretrained",
+        )
     length = recipe.data.positions
     wanted, wider = (recipe.model.leaf_shapes(vocab_size=size, sequence_length=length) for size in (1, 2))
     leaves = info.manifest.leaves
-    found = {name.removeprefix(_PARAMS): leaf.shape for name, leaf in leaves.items() if name.startswith(_PARAMS)}
+    found = {name.removeprefix(prefix): leaf.shape for name, leaf in leaves.items() if name.startswith(prefix)}
     lines = [
         f"  {name}: the checkpoint has {_show(found.get(name))}, the model {_show(wanted.get(name))}"
         for name in sorted(found.keys() | wanted.keys())
@@ -85,7 +92,7 @@ def load_parameters(recipe: Recipe, shapes: PyTree) -> PyTree | None:
 
     path = Path(recipe.run.parameters_from)
     info = store.find(path.parent, int(path.name))
-    stored, named = info.manifest.leaves, named_leaves(shapes, under="params")
+    stored, named = info.manifest.leaves, named_leaves(shapes, under=_part(recipe))
     other = [name for name, leaf in named.items() if name not in stored or stored[name].shape != leaf.shape]
     if other:
         lines = [f"  {name}: the model has {_show(named[name].shape)}" for name in other]
@@ -101,6 +108,11 @@ def load_parameters(recipe: Recipe, shapes: PyTree) -> PyTree | None:
         for name, leaf in named.items()
     ]
     return jax.tree.unflatten(jax.tree.structure(shapes), read)
+
+
+def _part(recipe: Recipe) -> str:
+    """Return the part of a state that the run begins with."""
+    return _AVERAGES if recipe.run.average_from else _PARAMS
 
 
 def _show(shape: tuple[int, ...] | None) -> str:

@@ -151,7 +151,8 @@ def _log_parameters(recipe: Recipe, state: State, log: EventLog) -> str | None:
     if recipe.run.parameters_from is None:
         return None
     found = digest(state.params)
-    message = f"the parameters are those of {recipe.run.parameters_from} (digest {found}); the optimizer state is new"
+    which = "the averages" if recipe.run.average_from else "those"
+    message = f"the parameters are {which} of {recipe.run.parameters_from} (digest {found}); the optimizer state is new"
     log.write("log", step=log.step, level="info", message=message)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainkit.recipe.spec import Spec
 
@@ -21,8 +21,16 @@ class Run(Spec):
     parameters_from: str | None = None
     """A run, `RUN/STEP` or `RUN/best`, with whose parameters this run begins: at step 0, with a new optimizer state. If
     absent, they are random or those of `model.pretrained`."""
+    average_from: bool = False
+    """Whether it begins with the average that `[average]` of that run kept, in place of its parameters."""
     deterministic: bool = False
     """Whether a GPU uses only kernels that give the same bits every time, which may be slower. A CPU always does."""
+
+    @model_validator(mode="after")
+    def _an_average_is_of_a_run(self) -> Run:
+        if self.average_from and self.parameters_from is None:
+            raise ValueError("run.average_from = true is about run.parameters_from, which is not given")
+        return self
 
     @field_validator("name")
     @classmethod
