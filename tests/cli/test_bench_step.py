@@ -63,7 +63,7 @@ def test_every_shape_has_whole_batches_that_a_recipe_allows() -> None:
         assert shape.hidden % shape.heads == 0 and shape.heads % shape.kv_heads == 0, name
 
 
-def started(kind: str, *, torch: str = "", rounds: int = 2, limit: float = 120.0) -> Result:
+def started(kind: str, *, torch: str = "", rounds: int = 2, limit: float = 600.0) -> Result:
     """What `compare` makes of one contender."""
     entry = Entry(kind, "float32")
     arguments = Namespace(torch=torch, curve=3, rounds=rounds, seconds=0.01, limit=limit, overrides=[])

@@ -11,6 +11,7 @@ import pytest
 import trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from places import LIMIT
 
 from trainkit.cli import doctor
 from trainkit.cli.doctor import Diagnosis, MachineReport, Seen, diagnose
@@ -149,17 +150,17 @@ def test_only_numbers_decide_whether_versions_go_together() -> None:
 def test_a_question_that_is_not_answered_is_given_up() -> None:
     question = doctor.Question("import time; time.sleep(600)")
     answer = question.answer(deadline=0.0)
-    assert isinstance(answer, float) and answer < 60
-    question._child.wait(60)
+    assert isinstance(answer, float) and answer < LIMIT
+    question._child.wait(LIMIT)
 
 
 def test_what_went_wrong_in_a_question_is_its_last_line() -> None:
     import time
 
     question = doctor.Question("import sys; print('1', flush=True); sys.exit('first\\nno such driver')")
-    assert question.answer(time.monotonic() + 60) == ("1\n", "no such driver")
+    assert question.answer(time.monotonic() + LIMIT) == ("1\n", "no such driver")
     silent = doctor.Question("import os; os._exit(3)")
-    assert silent.answer(time.monotonic() + 60) == ("", "the check ended with exit code 3")
+    assert silent.answer(time.monotonic() + LIMIT) == ("", "the check ended with exit code 3")
 
 
 def test_a_place_that_may_not_even_be_searched_is_one_that_is_not_ours(

@@ -186,7 +186,7 @@ def test_a_read_only_viewer_sends_nothing_and_says_so(run: Path, commands: list[
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         keys = ["S", "D", "c", "e", "p", "s", "R"]
         await pilot.press(*keys)
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert [told.severity for told in dashboard._notifications] == ["warning"] * len(keys)
         assert len(dashboard.screen_stack) == 1
 

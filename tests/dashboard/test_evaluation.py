@@ -10,13 +10,13 @@ import fake_run
 import numpy as np
 import pyarrow
 import pytest
-from pages import drive, frame, only
+from pages import drive, frame, only, until
 from pyarrow import parquet
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages.samples import SamplesPage
-from trainkit.dashboard.panels.evaluation import Evaluations, evaluation_lines
+from trainkit.dashboard.panels.evaluation import MOST_WORST, Evaluations, evaluation_lines
 from trainkit.dashboard.results import read_results
 
 
@@ -140,6 +140,24 @@ def test_results_after_the_last_step_and_columns_without_items_are_left_out(tmp_
     write_result(tmp_path, 20, predictions(2))
     (result,) = read_results(tmp_path, until=15)
     assert (result.step, result.worst) == (10, ())
+
+
+def test_a_long_evaluation_is_scrolled_to_its_last_worst_prediction_in_a_small_terminal(tmp_path, monkeypatch):
+    only(monkeypatch, SamplesPage)
+    evaluated = {"type": "evaluated", "t": 1.7e9, "step": 30, "attempt": 1, "name": "dev", "seconds": 0.1}
+    run = fake_run.write(tmp_path / "run", [*fake_run.events(5)[:2], evaluated | {"metrics": {"validation/dev/f1": 1}}])
+    write_result(run, 30, predictions(2) | {"text": [f"review {row}" for row in range(400)]})
+    first, *_, last = [each.text for each in read_results(run)[0].worst[:MOST_WORST]]
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await until(f" {first} ", pilot)
+        assert f" {last} " not in frame(dashboard) and "j k scroll" in frame(dashboard)
+        await pilot.press(*"j" * 60)
+        await until(f" {last} ", pilot)
+        await pilot.press(*"k" * 60)
+        await until("no best checkpoint", pilot)
+
+    drive(run, steps, size=(80, 24))
 
 
 def test_a_run_without_samples_shows_its_newest_evaluation_and_how_many_scheduled_ones_it_waits(tmp_path, monkeypatch):

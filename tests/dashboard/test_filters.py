@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.pilot import Pilot
-from viewer import drive, screen_text, write_run
+from viewer import drive, screen_text, settle, write_run
 
 import trainkit.dashboard as dashboards
 from trainkit.dashboard.app import NAMES, Dashboard
@@ -70,7 +70,7 @@ def test_in_ascii_every_page_and_question_is_ascii(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for keys in (*map(str, range(1, len(NAMES) + 1)), "?", "colon", "S", "R"):
             await pilot.press("question_mark" if keys == "?" else keys)
-            await pilot.pause(0.1)
+            await settle(pilot)
             assert screen_text(dashboard).isascii(), keys
             if not keys.isdecimal():
                 await pilot.press("escape")
@@ -85,7 +85,7 @@ def test_the_plain_theme_has_no_colour_in_any_cell_and_says_what_is_chosen_by_re
         await pilot.pause()
         for key in (*map(str, range(1, len(NAMES) + 1)), "colon"):
             await pilot.press(key)
-            await pilot.pause(0.1)
+            await settle(pilot)
             styles = [s.style for strip in dashboard.screen._compositor.render_strips() for s in strip if s.style]
             assert all(style.color is None and style.bgcolor is None for style in styles), key
             if key in (str(NAMES.index("recipe") + 1), "colon"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from places import LIMIT
 from terminal import Terminal
 from viewer import write_run
 
@@ -59,6 +60,7 @@ def viewing(run: Path, *options: str, **environment: str) -> Iterator[Viewer]:
     viewer = Viewer(run, *options, **environment)
     try:
         viewer.until(rb"quickstart")
+        viewer.until(rb"\x1b\[\?2004h")  # the last mode that it switches on
         yield viewer
     finally:
         viewer.close()
@@ -73,7 +75,6 @@ def test_a_signal_to_the_viewer_restores_the_terminal_before_it_ends(run: Path, 
 
 def test_a_viewer_that_is_killed_outright_leaves_a_whole_terminal(run: Path) -> None:
     with viewing(run) as viewer:
-        viewer.until(rb"\x1b\[\?2004h")
         assert termios.tcgetattr(viewer.inside) != viewer.before, "it was in another mode"
         os.kill(viewer.child(), signal.SIGKILL)
         assert viewer.end() == 128 + signal.SIGKILL and viewer.is_whole()
@@ -134,7 +135,6 @@ def test_where_no_color_is_set_no_colour_is_sent(run: Path) -> None:
         viewer.until(rb"step 50")
         for key in b"235678:":
             viewer.type(bytes([key]))
-            time.sleep(0.3)
         viewer.until(rb"Search for commands")
         codes = {code for found in re.findall(rb"\x1b\[([0-9;]*)m", viewer.written) for code in found.split(b";")}
         colors = {code for code in codes if code and (30 <= int(code) <= 49 or 90 <= int(code) <= 107)}
@@ -157,7 +157,7 @@ def test_a_viewer_whose_terminal_is_gone_ends_by_itself(run: Path) -> None:
         viewer.until(rb"step 50")
         os.close(viewer.terminal)  # it is the terminal of no session: the kernel sends no signal
         viewer.terminal = os.dup(viewer.inside)  # to be closed in the end
-        assert viewer.process.wait(30) == 128 + signal.SIGHUP
+        assert viewer.process.wait(LIMIT) == 128 + signal.SIGHUP
 
 
 def test_the_terminal_says_how_large_it_is_whatever_a_shell_has_exported(run: Path) -> None:
@@ -180,10 +180,14 @@ def test_a_viewer_with_nothing_to_draw_hardly_ever_wakes(tmp_path: Path) -> None
     run = fake_run.write(tmp_path / "quickstart", told)
     with viewing(run) as viewer:
         viewer.until(rb"step 50")
-        time.sleep(1)
-        before = wakings(viewer.child())
-        time.sleep(2)
-        assert wakings(viewer.child()) - before < 16, "one look a second, and no more for keys"
+
+        def rests() -> bool:
+            """Whether it looks twice a second, and no more for keys."""
+            before = wakings(viewer.child())
+            time.sleep(2)
+            return wakings(viewer.child()) - before < 16
+
+        viewer.wait(rests)  # it has still to draw for a while
 
 
 def wakings(process: int) -> int:

@@ -195,10 +195,20 @@ def test_two_steps_have_their_images_side_by_side(tmp_path: Path) -> None:
     drive(run, steps)
 
 
+#: trainkit, that waits longer than a tenth of a second for what the terminal answers.
+PATIENT = """
+import textual_image._terminal as terminal
+from trainkit.cli import program
+read = terminal.read
+terminal.read = lambda descriptor, length, timeout: read(descriptor, length, 240.0)
+program()
+"""
+
+
 def test_a_terminal_that_draws_images_is_sent_them_as_such(tmp_path: Path) -> None:
     run = write(tmp_path / "run", sampled(1, image="1.png"))
     picture(run / "1.png")
-    command = [sys.executable, "-m", "trainkit", "watch", str(run), "--readonly", "--page", "samples"]
+    command = [sys.executable, "-c", PATIENT, "watch", str(run), "--readonly", "--page", "samples"]
     environment = {**os.environ, "TERM": "xterm-kitty", "XDG_STATE_HOME": str(tmp_path), "COLORTERM": "truecolor"}
     for name in ("TMUX", "STY", "NO_COLOR"):
         environment.pop(name, None)

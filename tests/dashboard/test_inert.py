@@ -10,7 +10,7 @@ import fake_run
 import pytest
 from fake_run import HOSTILE
 from textual.pilot import Pilot
-from viewer import drive, screen_text
+from viewer import drive, screen_text, settle
 
 from trainkit.dashboard.app import NAMES, Dashboard
 
@@ -43,7 +43,7 @@ def test_no_page_shows_anything_that_a_terminal_would_obey(run: Path, size: tupl
         nonlocal seen
         for number, name in enumerate(NAMES, 1):
             await pilot.press(str(number))
-            await pilot.pause(0.3)
+            await settle(pilot)
             dashboard.draw_all()
             await pilot.pause()
             frame = screen_text(dashboard)
@@ -61,7 +61,7 @@ def test_what_is_copied_is_inert(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for number, name in enumerate(NAMES, 1):
             await pilot.press(str(number))
-            await pilot.pause(0.1)
+            await settle(pilot)
             await pilot.press("y")
             await pilot.pause()
             assert all(c in "\n\t" or c.isprintable() for c in dashboard.clipboard), name

@@ -10,6 +10,7 @@ import fake_run
 import pytest
 from fake_run import HOSTILE
 from pages import drive, frame, only, until
+from places import LIMIT
 from textual.pilot import Pilot
 from textual.widgets import Input
 from trainer import RECIPE, workplace
@@ -121,7 +122,7 @@ def test_a_reader_that_is_closed_ends_its_child(run: Path) -> None:
         time.sleep(0.01)
     child = reader._child
     reader.close()
-    assert child.wait(20) != 0
+    assert child.wait(LIMIT) != 0
 
 
 def test_what_is_learned_is_bright_and_the_rest_dim_and_no_line_is_too_wide() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import fake_run
 import pytest
 import viewer
-from pages import drive, frame, until
+from pages import drive, frame, settle, until
 from textual.app import ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Input, Static
@@ -205,11 +205,10 @@ def test_a_page_is_drawn_at_its_size_as_soon_as_it_has_one(
             event["metrics"] |= {"data/epochs/prose": 0.5, "time/data_wait": 0.1}
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        await pilot.pause(0.3)
         if page == "data":
-            assert "prose" in frame(dashboard)
-        else:
-            assert len(dashboard.query_one(SystemPage)._waiting) > 30, "more than one bar"
+            await until("prose", pilot)
+        else:  # more than one bar
+            await viewer.until(lambda: len(dashboard.query_one(SystemPage)._waiting) > 30, pilot)
 
     viewer.drive(fake_run.write(tmp_path / "run", told), steps, page=page)
 
@@ -218,7 +217,7 @@ def test_a_page_has_its_keys_again_after_the_terminal_was_too_small_for_it(run: 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for size in ((10, 3), (100, 30)):
             await pilot.resize_terminal(*size)
-            await pilot.pause(0.3)
+            await settle(pilot)
         await pilot.press("slash")
         await pilot.pause()
         assert isinstance(dashboard.focused, Input)
@@ -235,16 +234,16 @@ def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tm
         newest = dashboard.view.step - 1
         assert page._step == newest
         await pilot.press("1")
-        await pilot.pause(0.1)
+        await settle(pilot)
         with (run / NAME).open("a") as file:
             file.write(json.dumps({**last, "type": "step", "step": newest + 2, "metrics": {"train/loss": 1.0}}) + "\n")
         await pilot.press(key)
-        await pilot.pause(0.1)
+        await settle(pilot)
         assert page._step == newest + 1
         await pilot.press("left", "1")
-        await pilot.pause(0.1)
+        await settle(pilot)
         await pilot.press(key)
-        await pilot.pause(0.1)
+        await settle(pilot)
         assert page._step == newest, "that was asked for"
 
     viewer.drive(run, steps, key=key)

@@ -24,6 +24,7 @@ from fake_run import HOSTILE, folded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pages import frame, notices, until
+from places import LIMIT
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -515,7 +516,7 @@ def test_a_deletion_that_has_begun_is_finished_though_the_browser_is_left(
 
     def slowly(path: Path) -> None:
         begun.set()
-        left.wait(20)
+        left.wait(LIMIT)
         rmtree(path)
 
     rmtree = shutil.rmtree

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from places import LIMIT
 from viewer import trainer, write_run
 
 from trainkit.errors import FAILED
@@ -50,7 +51,7 @@ def serving(run: Path, *options: str) -> Iterator[Served]:
             yield Served(found[0], found[1], int(found[2]), process)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=LIMIT)
 
 
 def asked(steps: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
@@ -64,7 +65,7 @@ def asked(steps: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
 async def screen(socket: aiohttp.ClientWebSocketResponse, *, until: str) -> str:
     """What the browser's terminal has been sent when `until` is in it."""
     sent = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while until not in sent:
             message = await socket.receive()
             assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), sent
@@ -138,16 +139,27 @@ def test_options_that_lead_nowhere_are_refused(run: Path, options: list[str], sa
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
-def viewer_that_nobody_reads(run: Path, code: str = "pass") -> subprocess.Popen[bytes]:
+#: Lets a viewer look every 0.2 s whether it still polls, from the moment on when a file is there.
+IMPATIENT = """
+import os, time, types
+def sleep(seconds):
+    while not os.path.exists({stuck!r}):
+        time.sleep(0.1)
+    time.sleep(0.2)
+serve.time = types.SimpleNamespace(sleep=sleep)
+"""
+
+
+def viewer_that_nobody_reads(run: Path, code: str = "") -> subprocess.Popen[bytes]:
     """The viewer of a tab whose browser has gone, stuck in its drawing."""
     environment = {**os.environ, "XDG_STATE_HOME": str(run.parent / "state")}
     environment |= {"TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "COLUMNS": "200", "ROWS": "60"}
-    code = f"import sys; from trainkit.dashboard import serve; {code}; serve.main(sys.argv[1:])"
+    code = f"import sys\nfrom trainkit.dashboard import serve\n{code}\nserve.main(sys.argv[1:])"
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(run), ""], stdin=pipe, stdout=pipe, env=environment, pipesize=4096
     )
-    for _ in range(600):
+    for _ in range(int(10 * LIMIT)):
         assert process.poll() is None
         if any("pipe_w" in wchan.read_text() for wchan in Path(f"/proc/{process.pid}/task").glob("*/wchan")):
             return process
@@ -159,12 +171,13 @@ def viewer_that_nobody_reads(run: Path, code: str = "pass") -> subprocess.Popen[
 def test_a_viewer_stuck_in_a_pipe_that_nobody_reads_ends_by_sigterm(run: Path) -> None:
     with viewer_that_nobody_reads(run) as process:
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(LIMIT) == 128 + signal.SIGTERM
 
 
 def test_a_viewer_whose_browser_has_gone_ends_by_itself(run: Path) -> None:
-    with viewer_that_nobody_reads(run, "serve.WATCH_EVERY = 0.2") as process:
-        assert process.wait(60) == FAILED
+    with viewer_that_nobody_reads(run, IMPATIENT.format(stuck=str(run / "stuck"))) as process:
+        (run / "stuck").touch()
+        assert process.wait(LIMIT) == FAILED
 
 
 def test_a_port_that_is_taken_is_an_error_in_words(run: Path) -> None:

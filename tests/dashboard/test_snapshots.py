@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import pytest
 import shown_run
+from places import LIMIT
 from rich.style import Style
 from textual.app import App
 from textual.pilot import Pilot
@@ -199,7 +200,7 @@ async def on(
 
 async def still(pilot: Pilot[Any], draw: Callable[[], None]) -> None:
     """Until all is there, nothing is at work, and drawing it again changes nothing."""
-    app, before, deadline = pilot.app, "", time.monotonic() + 60
+    app, before, deadline = pilot.app, "", time.monotonic() + LIMIT
     while True:
         await pilot.pause()
         await app.workers.wait_for_complete()

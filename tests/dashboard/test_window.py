@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Static
-from viewer import Steps, drive, screen_text, until, write_run
+from viewer import Steps, drive, screen_text, settle, until, write_run
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import NAMES, Dashboard
@@ -52,23 +53,33 @@ def test_the_help_shows_every_key_in_force_on_every_page(run: Path) -> None:
 def test_the_help_scrolls_to_its_end_on_a_small_screen(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("question_mark")
-        await pilot.pause(0.1)
+        await settle(pilot)
         last = str(dashboard.screen.query_one(".help Static", Static).content).splitlines()[-1].strip()
         assert last not in screen_text(dashboard)
         await pilot.press("G")
-        await pilot.pause(0.1)
+        await settle(pilot)
         assert last in screen_text(dashboard)
 
     drive(run, steps, size=(60, 20))
+
+
+async def found(words: str, pilot: Pilot[None]) -> None:
+    """Until the palette has found this, and enter chooses it."""
+
+    def first() -> bool:
+        commands = pilot.app.screen.query_one(CommandList)
+        return commands.highlighted == 0 and words in str(commands.get_option_at_index(0).prompt)
+
+    await until(first, pilot)
+    await settle(pilot)
 
 
 @pytest.mark.parametrize("key", ["colon", "ctrl+p"])
 def test_the_palette_does_what_a_key_does(run: Path, key: str) -> None:
     async def choose(words: str, pilot: Pilot[None]) -> None:
         await pilot.press(key, *words)
-        await pilot.pause(0.5)
-        await pilot.press("down", "enter") if not words else await pilot.press("enter")
-        await pilot.pause(0.1)
+        await found(words, pilot)
+        await pilot.press("enter")
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await choose("page logs", pilot)
@@ -84,8 +95,7 @@ def test_the_palette_does_what_a_key_does(run: Path, key: str) -> None:
 def test_the_palette_has_the_keys_of_the_page_in_front(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(str(NAMES.index("logs") + 1), "colon", *"search")
-        await pilot.pause(0.5)
-        assert "search (/)" in screen_text(dashboard)
+        await found("search (/)", pilot)
         await pilot.press("enter")
         await until(lambda: dashboard.focused is not None and dashboard.focused.id == "log-search", pilot)
 

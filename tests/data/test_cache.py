@@ -12,7 +12,7 @@ from pathlib import Path
 
 import data_room as room
 import pytest
-from places import SUPPORT
+from places import LIMIT, SUPPORT
 
 from trainkit.data import jobs
 from trainkit.data.cache import build as caches
@@ -235,9 +235,10 @@ def test_a_file_that_changes_while_it_is_read_is_reported_and_nothing_of_it_is_k
     assert not list((tmp_path / "cache/shards").iterdir())
 
 
-# a process of its own, slow enough to be caught at work
+# a process of its own, slow enough to be caught at work, which stands still once it has made so many shards
 BUILD = """
 import sys, time
+from pathlib import Path
 sys.path.insert(0, {tests!r})
 import data_room as room
 from trainkit.recipe import Recipe
@@ -248,9 +249,12 @@ room.small_units()
 encode_batch = LoadedTokenizer.encode_batch
 def slowly(self, texts, **options):
     time.sleep({sleep})
+    while len(list(Path(recipe.data.cache, "shards").glob("*.json"))) >= {most}:
+        time.sleep(0.05)
     return encode_batch(self, texts, **options)
 LoadedTokenizer.encode_batch = slowly
-print(caches.build(Recipe.model_validate_json(sys.stdin.read()), engine=threads(2)).fingerprint)
+recipe = Recipe.model_validate_json(sys.stdin.read())
+print(caches.build(recipe, engine=threads(2)).fingerprint)
 """
 
 
@@ -262,8 +266,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 """
 
 
-def _start(recipe, *, sleep: float = 0.0, first: str = "") -> subprocess.Popen:
-    script = first + BUILD.format(tests=str(SUPPORT), sleep=sleep)
+def _start(recipe, *, sleep: float = 0.0, most: int = 1_000_000, first: str = "") -> subprocess.Popen:
+    script = first + BUILD.format(tests=str(SUPPORT), sleep=sleep, most=most)
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,
@@ -278,7 +282,7 @@ def _start(recipe, *, sleep: float = 0.0, first: str = "") -> subprocess.Popen:
 
 
 def _wait_for_shards(directory: Path, count: int, process: subprocess.Popen) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + LIMIT
     while len(list((directory / "cache/shards").glob("*.json"))) < count:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < until
@@ -293,7 +297,7 @@ def test_caching_killed_again_and_again_ends_with_the_bytes_of_caching_never_kil
 
     recipe = room.recipe(tmp_path / "killed", tmp_path / "text/**/*.txt", held_out=0.2)
     for shards_done in (1, 5, 9):
-        process = _start(recipe, sleep=0.05)
+        process = _start(recipe, most=shards_done)
         _wait_for_shards(tmp_path / "killed", shards_done, process)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -308,10 +312,10 @@ def test_caching_killed_again_and_again_ends_with_the_bytes_of_caching_never_kil
 def test_ctrl_c_ends_caching_and_leaves_nothing_half_written(tmp_path):
     room.write_texts(tmp_path / "text", 60)
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
-    process = _start(recipe, sleep=0.05)
+    process = _start(recipe, sleep=0.2)
     _wait_for_shards(tmp_path, 2, process)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=LIMIT)
     assert "KeyboardInterrupt" in error
     assert not list((tmp_path / "cache/shards").glob(".tmp-*"))
     assert caches.find(recipe) is None
@@ -321,7 +325,7 @@ def test_two_processes_that_cache_the_same_at_once_do_no_harm(tmp_path):
     room.write_texts(tmp_path / "text", 40)
     recipe = room.recipe(tmp_path / "both", tmp_path / "text/**/*.txt")
     processes = [_start(recipe, sleep=0.01) for _ in range(2)]
-    printed = {process.communicate(timeout=60)[0].strip() for process in processes}
+    printed = {process.communicate(timeout=LIMIT)[0].strip() for process in processes}
     alone = caches.build(room.recipe(tmp_path / "alone", tmp_path / "text/**/*.txt"))
     assert printed == {alone.fingerprint}
     assert room.stored(tmp_path / "both") == room.stored(tmp_path / "alone")
@@ -331,7 +335,7 @@ def test_a_disk_that_takes_no_more_is_reported_with_the_path_and_nothing_half_wr
     (tmp_path / "a.txt").write_text(room.text(0, words=20_000), encoding="utf-8")
     recipe = room.recipe(tmp_path, tmp_path / "a.txt")
 
-    _, error = _start(recipe, first=LIMITED).communicate(timeout=60)
+    _, error = _start(recipe, first=LIMITED).communicate(timeout=LIMIT)
     assert "TrainkitError" in error
     assert "cannot write the token cache: File too large" in error
     assert str(tmp_path / "cache/shards") in error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import data_room as room
 import host_child
 import numpy as np
+from places import LIMIT
+from ports import free_port
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
@@ -24,18 +25,15 @@ def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch_and
     room.write_texts(tmp_path / "text", 60)
     recipe = host_child.recipe(tmp_path)
     data = TrainSet(caches.build(recipe), recipe)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, host_child.__file__, str(tmp_path), str(port), "2"]
+    command = [sys.executable, host_child.__file__, str(tmp_path), str(free_port()), "2"]
     children = [
         subprocess.Popen(
             [*command, str(number)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for number in range(2)
     ]
-    ended = [child.communicate(timeout=120) for child in children]
+    ended = [child.communicate(timeout=LIMIT) for child in children]
     assert [child.returncode for child in children] == [0, 0], ended
     told = [json.loads(out.splitlines()[-1]) for out, _ in ended]
     for host in told:

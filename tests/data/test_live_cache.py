@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import LIMIT
 
 from trainkit.data import jobs
 from trainkit.data.batches.dataset import TrainSet
@@ -125,7 +126,7 @@ def test_an_early_batch_is_there_while_later_units_are_still_not_tokenised(tmp_p
     expected = TrainSet(caches.build(finished), finished)
     opened = threading.Event()
     first = expected.batch(0), next(iter(caches.build(finished).units["train"][0]))
-    room.before_each_unit(monkeypatch, lambda unit: unit == first[1] or opened.wait(60))
+    room.before_each_unit(monkeypatch, lambda unit: unit == first[1] or opened.wait(LIMIT))
     cache = caches.begin(growing)
     data = TrainSet(cache, growing)
     assert digest(data.batch(0)) == digest(first[0])
@@ -161,7 +162,7 @@ def test_an_error_is_raised_by_the_batch_that_needs_what_is_wrong_and_not_before
         file.write("{broken\n")
     recipe = room.recipe(tmp_path, tmp_path / "*.jsonl", shuffle=False)
     asked = threading.Event()
-    room.before_each_unit(monkeypatch, lambda unit: "25.jsonl" not in {f.name for f in unit.files} or asked.wait(60))
+    room.before_each_unit(monkeypatch, lambda unit: "25.jsonl" not in {f.name for f in unit.files} or asked.wait(LIMIT))
     data = TrainSet(caches.begin(recipe), recipe)
     for step in range(5):
         data.batch(step)
@@ -186,7 +187,7 @@ def test_what_is_wrong_with_the_whole_is_raised_where_all_of_it_is_waited_for(tm
 def test_closing_a_growing_cache_ends_its_work_and_the_wait_for_it(tmp_path, monkeypatch):
     (path,) = write_sources(tmp_path, [60])
     opened = threading.Event()
-    room.before_each_unit(monkeypatch, lambda unit: opened.wait(60))
+    room.before_each_unit(monkeypatch, lambda unit: opened.wait(LIMIT))
     recipe = room.recipe(tmp_path, path, shuffle=False)
     cache = caches.begin(recipe)
     closing = threading.Thread(target=cache.close)

@@ -17,7 +17,7 @@ from pathlib import Path
 import data_room as room
 import psutil
 import pytest
-from places import SUPPORT
+from places import LIMIT, SUPPORT
 from test_plugin_sources import opened
 
 from trainkit.data import storage
@@ -244,9 +244,9 @@ def test_a_host_that_sees_another_directory_is_distinguished_from_one_that_is_ri
 
 
 def test_an_address_without_a_cluster_is_reported_in_seconds():
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody, other = (f"127.0.0.1:{one.getsockname()[1]}" for one in (closed, listening))
-        closed.close()
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can begin to
+        nobody, other = (f"127.0.0.1:{one.getsockname()[1]}" for one in (bound, listening))
         threading.Thread(
             target=lambda: listening.accept()[0].sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n"), daemon=True
         ).start()
@@ -258,7 +258,7 @@ def test_an_address_without_a_cluster_is_reported_in_seconds():
             "    except TrainkitError as error:\n        print(error)\n"
         )
         call = [sys.executable, "-c", program, nobody, other, "nonsense"]
-        told = subprocess.run(call, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+        told = subprocess.run(call, capture_output=True, text=True, timeout=LIMIT, check=True).stdout.splitlines()
     assert told[0].startswith(f"{nobody}: cannot connect to a Ray cluster")
     assert told[2].startswith(f"{other}: something else than a Ray cluster answers there")
     assert told[4].startswith("nonsense: cannot use the Ray cluster")
@@ -295,7 +295,7 @@ def test_the_command_prints_only_results_and_finds_the_cluster_in_the_environmen
     monkeypatch.undo()
     text = room.write_texts(tmp_path / "text", 20)
     process = _command(tmp_path, RAY_ADDRESS=address)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, err
     assert out.splitlines()[0].split() == ["SET", "DOCUMENTS", "BYTES", "TOKENS"]
     assert {line.split(":")[0] for line in err.splitlines()} == {"files", "train"}, "and nothing of Ray's"
@@ -320,9 +320,9 @@ def test_ctrl_c_ends_the_command_with_the_cluster_that_it_started_and_what_was_f
             time.sleep(0.1)
         # as a terminal does: to all processes of the command
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, out) == (INTERRUPTED, ""), err
     assert {"raylet", "gcs_server"} <= set(started.values())
-    assert not psutil.wait_procs(started, timeout=10)[1]
+    assert not psutil.wait_procs(started, timeout=LIMIT)[1]
     assert len(room.stored(tmp_path)) == 1
     assert not list((tmp_path / "cache/shards").glob(".tmp-*"))

@@ -11,6 +11,7 @@ import data_room as room
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import LIMIT
 
 from trainkit.data.batches import packing
 from trainkit.data.batches.examples import examples_of
@@ -40,7 +41,7 @@ def test_examples_that_come_while_others_are_framed_are_not_waited_for_again(tmp
     counts: list[int | None] = []
     waiting = threading.Thread(target=lambda: counts.append(examples.wait(2)), daemon=True)
     waiting.start()
-    waiting.join(timeout=20)
+    waiting.join(timeout=LIMIT)
     assert counts, "it waits, or has failed"
 
 

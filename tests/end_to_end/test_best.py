@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer import RECIPE, Trainer, arrays, copied, ending, trainkit, workplace
+from trainer import RECIPE, arrays, copied, ending, killed_at, trainkit, workplace
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
@@ -87,9 +87,7 @@ def test_kills_between_an_evaluation_and_its_checkpoint_change_neither_the_best_
         (("resume", "runs/tiny"), "evaluated", 6),
         (("resume", "runs/tiny"), "checkpoint_saved", 8),
     ):
-        with Trainer(directory, *arguments, "--plain") as trainer:
-            assert trainer.until(lambda event, k=kind, s=step: event["type"] == k and event["step"] == s)
-            trainer.kill()
+        killed_at(f"{kind} {step}", directory, *arguments, "--plain")
     done = trainkit(directory, "resume", "runs/tiny", "--plain")
     assert done.returncode == 0, done.stderr
     whole = stopped / "runs" / "tiny"

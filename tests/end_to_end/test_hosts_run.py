@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +10,9 @@ from pathlib import Path
 
 import failing_host
 import pytest
-from trainer import BARE, LIMIT, RECIPE, command, ending, environment, losses, trainkit, workplace
+from held import HELD_AT
+from ports import free_port
+from trainer import BARE, LIMIT, RECIPE, ending, environment, held_command, losses, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.events.log import read
@@ -26,16 +26,14 @@ HOSTS = (
 )
 
 
-def start(directory: Path, *arguments: str, failures: str = "") -> list[subprocess.Popen[str]]:
-    """Start a command as two processes with a device each, and with `failures` of `failing_host`."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    around = environment() | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu"}
-    around["JAX_NUM_CPU_DEVICES"] = "1"
+def start(directory: Path, *arguments: str, failures: str = "", held_at: str = "") -> list[subprocess.Popen[str]]:
+    """Start a command as two processes with a device each, with `failures` of `failing_host`; without, the first stands
+    still at an event, if one is named."""
+    around = environment() | {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    around |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", HELD_AT: held_at}
     return [
         subprocess.Popen(
-            [sys.executable, failing_host.__file__, failures, *arguments] if failures else command(*arguments),
+            [sys.executable, failing_host.__file__, failures, *arguments] if failures else held_command(*arguments),
             cwd=directory,
             env=around | {"JAX_PROCESS_ID": str(number)},
             stdout=subprocess.PIPE,
@@ -58,12 +56,13 @@ def test_two_hosts_train_as_one_and_a_signal_to_either_ends_both_with_a_checkpoi
     assert done.returncode == 0, done.stderr
     together = workplace(tmp_path / "two", HOSTS)
     run = together / "runs" / "tiny"
-    processes = start(together, "run", "tiny.toml", "--plain")
+    processes = start(together, "run", "tiny.toml", "--plain", held_at="step 1")
     until = time.monotonic() + LIMIT
     while not ((run / "events.jsonl").exists() and losses(run)) and time.monotonic() < until:
         assert processes[0].poll() is None, ends(processes)
         time.sleep(0.02)
-    os.kill(processes[1].pid, signal.SIGTERM)
+    processes[1].send_signal(signal.SIGTERM)
+    processes[0].send_signal(signal.SIGCONT)
     stopped = ends(processes)
     assert [code for code, _, _ in stopped] == [75, 75], stopped
     last = max(losses(run))

@@ -43,10 +43,10 @@ def test_an_evaluation_that_is_cut_off_at_the_last_step_is_done_by_the_attempt_t
 ) -> None:
     workplace(tmp_path, SLOW, documents=300)
     run = tmp_path / "runs" / "tiny"
-    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
+    with Trainer(tmp_path, "run", "tiny.toml", "--plain", held_at=f"evaluation_started {STEPS}") as trainer:
         assert trainer.until(lambda e: e["type"] == "evaluation_started")
         assert [e["step"] for e in read(run) if e["type"] == "checkpoint_saved"] == [STEPS], "before it is evaluated"
-        trainer.process.send_signal(number)
+        trainer.release(number)
         assert trainer.end() == code, (tmp_path / "output.txt").read_text()
     assert results(run) == [], "it was too short to be cut off"
     if code > 0:

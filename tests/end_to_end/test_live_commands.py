@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from trainer import RECIPE, Trainer, arrays, copied, losses, trainkit, workplace
+from trainer import RECIPE, Trainer, arrays, copied, killed_at, losses, trainkit, workplace
 
 from trainkit.events.commands import Command, IssuedCommand, issued_commands, send
 from trainkit.events.log import EventLog, read
@@ -107,9 +107,7 @@ def test_killed_before_it_could_repeat_all_commands_it_ends_bit_for_bit_as_if_it
 ) -> None:
     run, halved, decayed = commanded
     end = decayed + DECAY
-    with Trainer(tmp_path, "resume", "runs/tiny/6", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "control")
-        trainer.kill()
+    killed_at(f"control {halved}", tmp_path, "resume", "runs/tiny/6", "--plain")
     printed = (tmp_path / "output.txt").read_text()
     assert f"rate 0.5 after step {halved}, decay after step {decayed}" in printed and "--forget-commands" in printed
     done = trainkit(tmp_path, "resume", "tiny", "--plain")

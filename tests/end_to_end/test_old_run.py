@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainer import Trainer, arrays, trainkit
+from trainer import arrays, killed_at, trainkit
 
 from trainkit.cli.inspect import inspect
 from trainkit.data import recorded
@@ -75,9 +75,7 @@ def test_an_old_run_killed_after_it_was_resumed_ends_bit_for_bit_as_if_it_had_no
     tmp_path: Path, resumed: Path
 ) -> None:
     run = unpacked(tmp_path)
-    with Trainer(tmp_path, "resume", "old", "--plain", run="old") as trainer:
-        assert trainer.until(lambda event: event["type"] == "evaluated" and event["step"] == 3)
-        trainer.kill()
+    killed_at("evaluated 3", tmp_path, "resume", "old", "--plain", run="old")
     done = trainkit(tmp_path, "resume", "old", "--plain")
     assert done.returncode == 0, done.stderr
     assert arrays(run, 6) == arrays(resumed, 6)

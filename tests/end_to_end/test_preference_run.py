@@ -16,7 +16,7 @@ import trainer
 from data_room import write_rows
 from paired_rows import answer_pairs, recipe_text
 from reference import Reference as TorchReference
-from trainer import Trainer, arrays, evaluations, losses, run_of, trainkit
+from trainer import Trainer, arrays, evaluations, killed_at, losses, run_of, trainkit
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
@@ -164,9 +164,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not_with_and_wit
     with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
         assert trainer.until(lambda e: e["type"] == "log" and "computing what the frozen" in e["message"])
         trainer.kill()  # before any step: what is half done is done again
-    with Trainer(tmp_path, "resume", "tiny", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 4)
-        trainer.kill()
+    killed_at("checkpoint_saved 4", tmp_path, "resume", "tiny", "--plain")
     (whole, *others) = sorted((tmp_path / "cache" / "reference").glob("*.f32"))
     whole.write_bytes(whole.read_bytes()[:-4] + b"\0\0\0\0")  # damaged: its checksum is another one
     for other in others:

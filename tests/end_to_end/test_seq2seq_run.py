@@ -13,7 +13,7 @@ import pytest
 from reference import Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
-from trainer import Trainer, arrays, losses, run_of, trainkit
+from trainer import arrays, killed_and_resumed, losses, run_of, trainkit
 
 from trainkit.events.log import read
 
@@ -122,12 +122,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     place: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     copied(place, tmp_path)
-    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda event: event["type"] == "checkpoint_saved" and event["step"] == 80)
-        trainer.kill()
-    done = trainkit(tmp_path, "resume", "tiny", "--plain")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs" / "tiny"
+    run = killed_and_resumed(tmp_path, saved=80)
     assert arrays(run, 160) == arrays(uninterrupted, 160)
     assert evaluations(run) == evaluations(uninterrupted)
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from pyarrow import parquet
-from trainer import Trainer, arrays, trainkit
+from trainer import arrays, killed_at, trainkit
 
 from trainkit import models
 from trainkit.cli.explain import explain
@@ -149,9 +149,7 @@ def test_eval_gives_what_the_run_s_own_evaluation_gave_and_evaluates_other_files
 
 def test_a_killed_run_resumes_to_the_same_bits(trained: tuple[Path, str], tmp_path: Path) -> None:
     directory = workplace(tmp_path / "killed")
-    with Trainer(directory, "run", "table.toml", "--plain", run="table") as trainer:
-        assert trainer.until(lambda event: event["type"] == "checkpoint_saved" and event["step"] == 40)
-        trainer.kill()
+    killed_at("checkpoint_saved 40", directory, "run", "table.toml", "--plain", run="table")
     done = trainkit(directory, "resume", "runs/table/40", "--plain")
     assert done.returncode == 0, done.stderr
     assert arrays(directory / "runs" / "table", 120) == arrays(trained[0] / "runs" / "table", 120)

@@ -137,7 +137,7 @@ def test_where_no_dashboard_can_be_drawn_a_run_is_trained_and_reported_as_lines(
 
 
 def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal: Terminal) -> None:
-    fake_run.write(tmp_path / "runs" / "fake", fake_run.events(300, total=300))
+    fake_run.write(tmp_path / "runs" / "fake", fake_run.events(3000, total=3000))
     terminal.trainkit("watch fake --replay")
     terminal.until(lambda screen: "replay x10" in screen)
     terminal.press("Space")
@@ -145,7 +145,7 @@ def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal:
     terminal.press("G")
     terminal.until(lambda screen: "Go to step" in screen)
     terminal.type("120")
-    terminal.until(lambda screen: "step 120 / 300" in screen)
+    terminal.until(lambda screen: "step 120 / 3,000" in screen)
     terminal.press("q")
     terminal.until(lambda screen: "ended with 0" in screen and "left the replay" in screen)
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given as given_any
 from hypothesis import settings
 from hypothesis import strategies as st
+from places import LIMIT
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.events.commands import (
@@ -44,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def obey(server: Server, *, number: int = 1) -> list[str]:
     """Take and answer that many commands, as a paused loop does."""
     done: list[str] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT
     while len(done) < number and time.monotonic() < deadline:
         for command in server.wait(0.1):
             command.reply(True, f"did {command.command.name}")
@@ -60,7 +61,7 @@ ALL = "save, pause, continue, evaluate, stop, sample PROMPT, rate FACTOR, decay"
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_reaches_the_loop_and_its_answer_the_client(server: Server, tmp_path: Path, command: str) -> None:
     with ThreadPoolExecutor() as pool:
-        reply = pool.submit(send, tmp_path, command, FITTING.get(command), timeout=20)
+        reply = pool.submit(send, tmp_path, command, FITTING.get(command), timeout=LIMIT)
         assert obey(server) == [command]
         assert reply.result() == (True, f"did {command}")
     assert server.take() == []
@@ -72,8 +73,8 @@ def test_any_text_arrives_as_it_was_typed_or_is_refused(prompt: str) -> None:
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor() as pool:
         server = Server(Path(directory))
         try:
-            reply = pool.submit(send, Path(directory), "sample", prompt, timeout=20)
-            (command,) = server.wait(20)
+            reply = pool.submit(send, Path(directory), "sample", prompt, timeout=LIMIT)
+            (command,) = server.wait(LIMIT)
             command.reply(True, "")
             assert command.command == Command("sample", prompt)
             assert reply.result().ok
@@ -85,7 +86,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_sent(server: Server, 
     with pytest.raises(TrainkitError, match="too long"):
         send(tmp_path, "sample", "x" * LONGEST_LINE)
     with ThreadPoolExecutor() as pool:
-        reply = pool.submit(send, tmp_path, "sample", "é" * (LONGEST_LINE // 2 - 100), timeout=20)
+        reply = pool.submit(send, tmp_path, "sample", "é" * (LONGEST_LINE // 2 - 100), timeout=LIMIT)
         assert obey(server) == ["sample"]
         assert reply.result().ok
 
@@ -112,7 +113,7 @@ def test_a_missing_superfluous_or_wrong_argument_is_refused_by_both_sides(
     assert caught.value.problem.startswith(problem) and len(caught.value.problem) < 200
     assert caught.value.exit_code == WRONG_INPUT
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20)
+        client.settimeout(LIMIT)
         client.connect(str(tmp_path / SOCKET))
         client.sendall(json.dumps({"command": command, "argument": argument}).encode() + b"\n")
         assert json.loads(client.recv(4096)) == {"ok": False, "detail": caught.value.problem}
@@ -126,7 +127,7 @@ def test_a_factor_may_be_a_number_or_be_written_as_one(written: object) -> None:
 
 def test_an_unknown_command_is_refused_at_once_and_the_loop_never_sees_it(server: Server, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20)
+        client.settimeout(LIMIT)
         client.connect(str(tmp_path / SOCKET))
         client.sendall(b'{"command": "explode"}\n')
         answer = json.loads(client.recv(4096))
@@ -146,7 +147,7 @@ def test_a_misspelt_command_is_reported_whether_or_not_a_trainer_lives(tmp_path:
 
 def test_many_clients_are_all_answered(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor(max_workers=8) as pool:
-        replies = [pool.submit(send, tmp_path, "save", timeout=20) for _ in range(24)]
+        replies = [pool.submit(send, tmp_path, "save", timeout=LIMIT) for _ in range(24)]
         assert obey(server, number=24) == ["save"] * 24
         assert all(reply.result().ok for reply in replies)
 
@@ -157,13 +158,13 @@ def test_many_clients_are_all_answered(server: Server, tmp_path: Path) -> None:
 def test_a_silent_or_garbage_client_is_in_nobodys_way(server: Server, tmp_path: Path, garbage: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / SOCKET))
-        client.settimeout(10)
+        client.settimeout(LIMIT)
         try:
             client.sendall(garbage)
         except (BrokenPipeError, ConnectionResetError):
             assert len(garbage) > LONGEST_LINE
         with ThreadPoolExecutor() as pool:
-            reply = pool.submit(send, tmp_path, "pause", timeout=20)
+            reply = pool.submit(send, tmp_path, "pause", timeout=LIMIT)
             assert obey(server) == ["pause"]
             assert reply.result().ok
 
@@ -180,7 +181,7 @@ def test_a_deep_run_directory_works(tmp_path: Path) -> None:
     try:
         assert (deep / SOCKET).exists()
         with ThreadPoolExecutor() as pool:
-            reply = pool.submit(send, deep, "save", timeout=20)
+            reply = pool.submit(send, deep, "save", timeout=LIMIT)
             assert obey(server) == ["save"]
             assert reply.result().ok
         with pytest.raises(TrainkitError, match="another process"):
@@ -233,7 +234,7 @@ def test_a_command_to_a_finished_run_advises_what_resume_takes(tmp_path: Path) -
 def test_a_busy_trainer_is_a_timeout_and_still_gets_the_command(server: Server, tmp_path: Path) -> None:
     with pytest.raises(TrainkitError, match="between steps"):
         send(tmp_path, "stop", timeout=0.1)
-    (command,) = server.wait(10)
+    (command,) = server.wait(LIMIT)
     assert command.command.name == "stop"
     command.reply(True, "to nobody")
 
@@ -241,7 +242,7 @@ def test_a_busy_trainer_is_a_timeout_and_still_gets_the_command(server: Server, 
 def test_commands_that_nobody_took_are_refused_at_the_end(tmp_path: Path) -> None:
     server = Server(tmp_path)
     with ThreadPoolExecutor() as pool:
-        reply = pool.submit(send, tmp_path, "save", timeout=20)
+        reply = pool.submit(send, tmp_path, "save", timeout=LIMIT)
         while not server._commands.qsize():
             time.sleep(0.01)
         server.close()
@@ -261,7 +262,7 @@ def test_a_trainer_that_dies_before_it_answers_is_said_to_have(tmp_path: Path) -
         thread = threading.Thread(target=die)
         thread.start()
         with pytest.raises(TrainkitError, match="ended before it answered"):
-            send(tmp_path, "save", timeout=20)
+            send(tmp_path, "save", timeout=LIMIT)
         thread.join()
 
 

@@ -105,9 +105,9 @@ def test_a_run_that_is_asked_to_end_waits_for_its_exports_and_one_that_continues
 ) -> None:
     long = PLAIN.replace("steps = 24", "steps = 300").replace("micro_batch_size = 1", "micro_batch_size = 8")
     place = workplace(tmp_path / "stopped", f"{long}[checkpoint]\nkeep_every = 150\n[export]\nevery = 150\n")
-    with Trainer(place, "run", "tiny.toml", "--plain") as trainer:
+    with Trainer(place, "run", "tiny.toml", "--plain", held_at="checkpoint_saved 150") as trainer:
         assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 150)
-        trainer.process.send_signal(signal.SIGTERM)
+        trainer.release(signal.SIGTERM)
         assert trainer.until(lambda e: e["type"] == "log" and e["message"].startswith("waiting for the export of"))
         # it can be talked to meanwhile
         assert send(trainer.run, "save") == (False, "training has ended: the trainer is waiting for exports")

@@ -26,9 +26,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from places import ROOT
+from held import hold
+from places import LIMIT, ROOT
 
-LIMIT = 240.0
 #: What begins so is read when a module is imported: processes that differ in it are forked from different ones.
 READ_AT_IMPORT = ("JAX_", "XLA_", "PYTHON")
 _PID, _STATUS = struct.Struct("q"), struct.Struct("i")
@@ -187,6 +187,7 @@ def _become(message: bytes) -> None:
     sys.argv = [str(ROOT / "trainkit" / "__main__.py"), *arguments]
     sys.path[0] = directory
     sys.stdin = open(0)  # noqa: SIM115
+    hold()
 
 
 def _fork() -> int:

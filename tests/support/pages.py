@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import viewer
+from places import LIMIT
 from textual.app import App
 from textual.pilot import Pilot
 from viewer import settle
@@ -28,7 +29,7 @@ def only(monkeypatch: pytest.MonkeyPatch, page: type[Page]) -> None:
 drive = partial(viewer.drive, size=(120, 40), key="2")
 
 
-async def until(text: str, pilot: Pilot[Any], *, seconds: float = 60.0) -> None:
+async def until(text: str, pilot: Pilot[Any], *, seconds: float = LIMIT) -> None:
     """Until this is on the screen."""
     deadline = time.monotonic() + seconds
     while text not in frame(pilot.app):

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from places import LIMIT
+
 #: Makes the terminal on its standard input the one whose keys are signals to it, and becomes the command.
 CONTROLLED = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -38,7 +40,7 @@ class Terminal:
         pixels: tuple[int, int] = (0, 0),
         controls: bool = False,
         answers: Mapping[bytes, bytes] | None = None,
-        limit: float = 60.0,
+        limit: float = LIMIT,
     ) -> None:
         """`cells` are lines and columns, `pixels` a width and a height. Where it `controls` the command, Ctrl-C
         interrupts that. `answers` are what the terminal says, once, when it is asked. After `limit` seconds of waiting

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainer import LIMIT, environment
+from places import LIMIT
+from trainer import environment
 
 #: For every test that needs it.
 needs_tmux = pytest.mark.skipif(

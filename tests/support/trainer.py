@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import forked
+import held
+from places import LIMIT
 
 from trainkit.events.log import Tail, read
 from trainkit.events.schema import Event
@@ -21,7 +23,6 @@ from trainkit.events.schema import Event
 WORDS = (
     "the cat sat on a mat and saw one dog run far from home while rain fell over all old roads near us".split()  # noqa: SIM905
 )
-LIMIT = 240.0
 
 RECIPE = """
 schema = 1
@@ -101,6 +102,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainkit", *arguments]
 
 
+def held_command(*arguments: str) -> list[str]:
+    """The same, standing still at the event that `held.HELD_AT` names."""
+    return [sys.executable, held.__file__, *arguments]
+
+
 def trainkit(
     directory: Path, *arguments: str, text: str = "", devices: int = 1, optimised: bool = False
 ) -> subprocess.CompletedProcess[str]:
@@ -126,20 +132,27 @@ def run_of(directory: Path, *arguments: str, devices: int = 1) -> Path:
 class Trainer:
     """A trainer that can be watched through its log and killed. Always killed in the end.
 
-    It is started with another `program` where one is given, which sees the same arguments.
+    It is started with another `program` where one is given, which sees the same arguments. It stands still right after
+    the event that `held_at` names, such as "step 3", until it is killed or `released`.
     """
 
     def __init__(
-        self, directory: Path, *arguments: str, run: str = "tiny", optimised: bool = False, program: str = ""
+        self,
+        directory: Path,
+        *arguments: str,
+        run: str = "tiny",
+        optimised: bool = False,
+        program: str = "",
+        held_at: str = "",
     ) -> None:
         self.run = directory / "runs" / run
         self._tail = Tail(self.run, offset=self._size())
         self._output = (directory / "output.txt").open("a")
         start: Callable[..., subprocess.Popen[bytes] | forked.Forked] = partial(forked.Forked, arguments)
         if optimised or program:
-            words = [sys.executable, "-c", program, *arguments] if program else command(*arguments)
+            words = [sys.executable, "-c", program, *arguments] if program else held_command(*arguments)
             start = partial(subprocess.Popen, words)
-        around = environment(optimised=optimised)
+        around = environment(optimised=optimised) | {held.HELD_AT: held_at}
         self.process = start(cwd=directory, env=around, stdout=self._output, stderr=self._output)
 
     def until(self, wanted: Callable[[Event], bool]) -> Event | None:
@@ -153,6 +166,12 @@ class Trainer:
         """As the kernel does when memory runs out: no handler, no goodbye."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(LIMIT)
+
+    def release(self, signal_first: int | None = None) -> None:
+        """Let it go on from where it was held, and first hear this signal."""
+        if signal_first is not None:
+            self.process.send_signal(signal_first)
+        self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> int:
         return self.process.wait(LIMIT)
@@ -183,12 +202,19 @@ class Trainer:
 
 def killed_and_resumed(directory: Path, *, saved: int) -> Path:
     """Return the run of `directory`/tiny.toml, killed once the checkpoint of this step was saved, and resumed."""
-    with Trainer(directory, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == saved)
-        trainer.kill()
+    killed_at(f"checkpoint_saved {saved}", directory, "run", "tiny.toml", "--plain")
     done = trainkit(directory, "resume", "tiny", "--plain")
     assert done.returncode == 0, done.stdout + done.stderr
     return directory / "runs" / "tiny"
+
+
+def killed_at(event: str, directory: Path, *arguments: str, run: str = "tiny") -> None:
+    """Kill a command in the moment after an event of the run, such as "step 3"."""
+    kind, step = event.split()
+    with Trainer(directory, *arguments, run=run, held_at=event) as trainer:
+        found = trainer.until(lambda e: e["type"] == kind and e["step"] == int(step))
+        assert found, (directory / "output.txt").read_text()
+        trainer.kill()
 
 
 def evaluations(run: Path) -> dict[int, dict[str, float]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_run
+from places import LIMIT
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
@@ -73,7 +74,7 @@ async def settle(pilot: Pilot[Any]) -> None:
 
 
 async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         await pilot.pause(0.02)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
-from trainer import WORDS, Trainer, arrays, run_of, trainkit, workplace
+from trainer import WORDS, arrays, killed_at, run_of, trainkit, workplace
 
 from trainkit import models
 from trainkit.data.batches.dataset import TrainSet
@@ -130,9 +130,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     for name in ("text", "base"):
         shutil.copytree(place / name, tmp_path / name)
     shutil.copy(place / "tiny.toml", tmp_path)
-    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "step" and e["step"] == 60), (tmp_path / "output.txt").read_text()
-        trainer.kill()
+    killed_at("step 60", tmp_path, "run", "tiny.toml", "--plain")
     done = trainkit(tmp_path, "resume", "tiny", "--plain")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tiny"

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from places import LIMIT
 from track_run import LOSSES, began, finish, look, read_back, run_directory, train, two_attempts
 
 from trainkit.errors import TrainkitError
@@ -49,7 +50,7 @@ def test_a_run_is_read_back_from_aim_and_its_resumption_is_the_same_aim_run(tmp_
     log.write("log", step=30, level="info", message="hello")
     log.write("control", step=30, command="rate", argument=0.5, detail="from step 31 on", total_steps=None)
     finish(log, 30)
-    assert sidecar.finish(timeout=120) is None
+    assert sidecar.finish(timeout=LIMIT) is None
     first = read_back(repository)["whole"]
     assert first["hash"] == sidecar.run_id() and first["experiment"] == "tests" and first["ended"]
     assert first["parameters"]["recipe"] == {"schema": 1, "train": {"steps": 30}, "run": {"name": "n"}}
@@ -83,7 +84,7 @@ def test_a_run_is_read_back_from_aim_and_its_resumption_is_the_same_aim_run(tmp_
     again = Sidecar.start(run, "aim", spec)
     train(log, range(21, 26), factor=3.0)
     finish(log, 25)
-    assert again.finish(timeout=120) is None
+    assert again.finish(timeout=LIMIT) is None
     second = read_back(repository)["whole"]
     assert second["hash"] == first["hash"] and second["parameters"]["run"]["attempt"] == 2
     assert second["metrics"] == {
@@ -171,12 +172,12 @@ def test_a_killed_sidecar_is_continued_without_gaps_or_doubles_and_ends_with_its
     train(log, range(1, 6000))
     sidecar = Sidecar.start(run, "aim", spec)
     assert sidecar._process is not None
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LIMIT
     while (found := projections.read_progress(run, "aim")) is None or found.offset == 0:
         assert time.monotonic() < deadline and sidecar.poll() is None
         time.sleep(0.01)
     os.kill(sidecar._process.pid, signal.SIGKILL)
-    assert "exit -9" in (sidecar.finish(timeout=60) or "")
+    assert "exit -9" in (sidecar.finish(timeout=LIMIT) or "")
     (repository / ".aim" / "locks" / f"{found.run}.softlock").write_text("")  # as a kill between two writes leaves it
     train(log, range(6000, 6100))
     log.write("alert", step=6099, kind="last", message="two")
@@ -184,7 +185,7 @@ def test_a_killed_sidecar_is_continued_without_gaps_or_doubles_and_ends_with_its
     trainer.kill()
     trainer.wait()
     again = Sidecar.start(run, "aim", spec)
-    assert again.finish(timeout=120) is None, (run / "aim.log").read_text()
+    assert again.finish(timeout=LIMIT) is None, (run / "aim.log").read_text()
     told = [run for name, run in read_back(repository).items() if name == "killed"]
     assert [run["hash"] for run in told] == [found.run] and told[0]["ended"]
     assert told[0]["metrics"]["train/loss"][1] == list(range(1, 6100))
@@ -212,7 +213,7 @@ def test_a_repository_that_cannot_be_opened_is_reported_once_and_nothing_else_ha
     (tmp_path / ".aim").write_text("a file in its place")
     log = began(run, 1)
     sidecar = Sidecar.start(run, "aim", Track(repository=str(tmp_path)))
-    message = sidecar.finish(timeout=120)
+    message = sidecar.finish(timeout=LIMIT)
     assert message is not None and message.startswith("the Aim sidecar failed (exit 1): ")
     assert f"{tmp_path}/.aim: the Aim repository cannot be opened: FileExistsError" in message
     assert sidecar.poll() is None and sidecar.run_id() is None
@@ -250,7 +251,7 @@ def test_a_sidecar_that_needs_too_long_is_left_to_end_by_itself(tmp_path: Path) 
 
 def test_a_sidecar_whose_run_has_been_deleted_is_a_message_too(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path / "gone", "aim", subprocess.Popen(["false"]), None)
-    assert sidecar.finish(timeout=60) == "the Aim sidecar failed (exit 1): it printed nothing"
+    assert sidecar.finish(timeout=LIMIT) == "the Aim sidecar failed (exit 1): it printed nothing"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ from trainkit.track.projections import NAMES
 from trainkit.track.sidecar import Sidecars
 run = Path(sys.argv[1])
 sidecars = Sidecars.start(run, Track(repository=sys.argv[2], tensorboard=True, wandb=True))
-assert sidecars.finish(timeout=120) == [], sidecars
+assert sidecars.finish(timeout=240) == [], sidecars
 assert len(sidecars.aim_run(patience=0)) == 24
 assert not {"aim", "tensorboardX", "wandb", "jax", "numpy"} & sys.modules.keys()
 """

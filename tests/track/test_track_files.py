@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import LIMIT as PATIENCE
 from pyarrow import parquet
 from tensorboardX.proto.event_pb2 import SessionLog
 from track_run import (
@@ -146,7 +147,7 @@ def test_an_attempt_abandoned_while_it_is_followed_is_copied_again(tmp_path: Pat
         log = began(run, 2, resumed_from=20, pid=trainer.pid)
         train(log, range(21, 26), factor=3.0)
         finish(log, 25)
-        assert sidecar.finish(timeout=60) is None, (run / f"{name}.log").read_text()
+        assert sidecar.finish(timeout=PATIENCE) is None, (run / f"{name}.log").read_text()
     finally:
         trainer.kill()
         trainer.wait()
@@ -164,7 +165,7 @@ def test_without_credentials_online_w_and_b_is_a_problem_reported_in_a_line(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     run = two_attempts(tmp_path, "run")
     sidecar = Sidecar.start(run, "wandb", Track(wandb=WandB(mode="online")))
-    problem = sidecar.finish(timeout=60)
+    problem = sidecar.finish(timeout=PATIENCE)
     assert problem is not None and problem.startswith("the W&B sidecar failed (exit 1): ")
     assert 'mode = "offline"' in problem and "\n" not in problem
 

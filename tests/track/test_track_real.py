@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import LIMIT
+from ports import free_port
 from track_run import CHILD, history, scalars
 from trainer import RECIPE, environment, losses, trainkit, workplace
 from websockets.sync.client import connect
@@ -28,7 +29,6 @@ from trainkit.events.log import read
 from trainkit.track import projections
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SECONDS = 45.0
 
 #: The corners of the line in the chart of the loss, as "Mx,yLx,y…"; null where there is none. Aim draws what is seen.
 LINE = """
@@ -50,7 +50,7 @@ class Page:
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._ids)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while (answer := json.loads(self._socket.recv(timeout=SECONDS))).get("id") != number:
+        while (answer := json.loads(self._socket.recv(timeout=LIMIT))).get("id") != number:
             pass
         assert "error" not in answer, answer
         result: dict[str, Any] = answer["result"]
@@ -65,9 +65,9 @@ class Page:
 
 def wait(what: str, ready: Callable[[], Any], *, whose: subprocess.Popen[bytes] | None = None) -> Any:
     """The first true answer of `ready`."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + LIMIT
     while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not within {SECONDS} s"
+        assert time.monotonic() < deadline, f"{what}: not within {LIMIT} s"
         assert whose is None or whose.poll() is None, f"{what}: its process has ended"
         time.sleep(0.2)
     return found
@@ -109,8 +109,12 @@ def page(tmp_path: Path) -> Iterator[Page]:
         told = profile / "DevToolsActivePort"
         wait("the browser", lambda: told.exists() and told.read_text().count("\n"), whose=browser)
         port = told.read_text().split("\n")[0]
-        listed = wait("its page", lambda: json.loads(fetched(f"http://127.0.0.1:{port}/json") or b"[]"))
-        address = next(it["webSocketDebuggerUrl"] for it in listed if it["type"] == "page")
+
+        def pages() -> list[str]:
+            listed = json.loads(fetched(f"http://127.0.0.1:{port}/json") or b"[]")
+            return [found["webSocketDebuggerUrl"] for found in listed if found["type"] == "page"]
+
+        address, *_ = wait("its page", pages)
         with connect(address, max_size=None) as connection:
             yield Page(connection)
 
@@ -131,8 +135,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def aim(place: Path, tmp_path: Path) -> Iterator[str]:
     """The address of `aim up`."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [str(Path(sys.executable).with_name("aim")), "up", "--host", "127.0.0.1", "--port", port]
     with process(*command, "--workers", "1", "--repo", str(place), output=tmp_path / "aim.txt") as server:
         wait("aim up", lambda: fetched(f"http://127.0.0.1:{port}/api/projects/"), whose=server)

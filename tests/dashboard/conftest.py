@@ -1,0 +1,40 @@
+"""Shared by the tests of the dashboard: a pilot waits for what its keys do, and never for a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from places import LIMIT
+from textual._context import active_app
+from textual.app import App
+from textual.message_pump import MessagePump
+from textual.pilot import Pilot
+
+#: How often in turn nobody must have a message left: what is drawn may send the next.
+QUIET = 3
+
+
+async def messages_handled(*_: float) -> None:
+    """Wait until every widget waits for its next message, in place of textual's wait until the processor is idle:
+    beside other load it looks idle at once."""
+    app, quiet = active_app.get(), 0
+    while quiet < QUIET and app.is_running and not app._exit:
+        app.screen._on_timer_update()
+        await asyncio.sleep(0)
+        quiet = 0 if any(map(at_work, (app, *app.screen.walk_children(with_self=True)))) else quiet + 1
+
+
+def at_work(pump: MessagePump) -> bool:
+    """Return whether it handles a message or has one left."""
+    queue = pump._message_queue
+    return pump._running and bool(queue.qsize() or pump._next_callbacks or not queue.ready_event._waiters)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a slow machine takes, keys are waited for and notices stay."""
+    for module in ("textual.app", "textual.pilot"):
+        monkeypatch.setattr(f"{module}.wait_for_idle", messages_handled)
+    monkeypatch.setattr(Pilot._wait_for_screen, "__defaults__", (LIMIT,))
+    monkeypatch.setattr(App, "NOTIFICATION_TIMEOUT", 3600.0)
