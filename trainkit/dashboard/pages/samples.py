@@ -37,6 +37,8 @@ MOST_IMAGES = 64
 #: Cells below which the list of steps is above the text.
 NARROW = 78
 EMPTY = "no samples: the texts that the model writes for the prompts of [sample] in the recipe appear here"
+#: Below an evaluation that is longer than its frame.
+SCROLL = "j k scroll"
 UNKNOWN = "this prompt was not sampled at this step"
 
 
@@ -158,7 +160,9 @@ class SamplesPage(Page):
         if not self._samples:
             lines = evaluation_lines(self._evaluations, text.scrollable_content_region.width)
             text.show("evaluation" if lines else "samples", Content("\n").join(lines or [cell(EMPTY, theme.DIM)]))
+            text.border_subtitle = cell(SCROLL if len(lines) > text.size.height else "", theme.DIM)
             return
+        text.border_subtitle = ""
         steps.border_title = Content.styled("step · loss", theme.DIM)
         self.query_one(Steps).update(Content("\n").join(self._step_line(step) for step in self._steps))
         prompt = self._prompts[self._prompt]
@@ -221,9 +225,11 @@ class SamplesPage(Page):
         return parts
 
     def action_move(self, lines: int) -> None:
-        """Choose an older or a newer step."""
+        """Choose an older or a newer step; scroll an evaluation, which has no steps to choose."""
         if self._samples:
             self._choose(self._steps.index(self._chosen) + lines)
+        else:
+            self.query_one("#sample-text", Text).scroll_relative(y=lines, animate=False)
 
     def action_newest(self) -> None:
         """Go to the newest step, and stay with the newest."""
