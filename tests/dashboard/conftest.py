@@ -22,13 +22,21 @@ async def messages_handled(*_: float) -> None:
     while quiet < QUIET and app.is_running and not app._exit:
         app.screen._on_timer_update()
         await asyncio.sleep(0)
-        quiet = 0 if any(map(at_work, (app, *app.screen.walk_children(with_self=True)))) else quiet + 1
+        pumps = (app, *app.screen.walk_children(with_self=True))
+        quiet = 0 if is_drawing(app) or any(map(at_work, pumps)) else quiet + 1
 
 
 def at_work(pump: MessagePump) -> bool:
     """Return whether it handles a message or has one left."""
     queue = pump._message_queue
     return pump._running and bool(queue.qsize() or pump._next_callbacks or not queue.ready_event._waiters)
+
+
+def is_drawing(app: App[object]) -> bool:
+    """Return whether the terminal has a new size, or something is to be laid out, drawn, or called after that."""
+    screen = app.screen
+    flags = (screen._layout_required, screen._scroll_required, screen._repaint_required, screen._recompose_required)
+    return app._resize_event is not None or any(flags) or bool(screen._dirty_widgets or screen._callbacks)
 
 
 @pytest.fixture(autouse=True)

@@ -55,8 +55,8 @@ def test_a_run_begins_before_its_data_is_tokenised_and_killed_ends_as_if_all_had
     def is_tokenised(run: Path) -> bool:
         return any(e["type"] == "cache_progress" and e["what"] == "train" and e["done"] for e in read(run))
 
-    with Trainer(fresh, "run", "tiny.toml", "--plain", program=FIRST_PART_ONLY) as trainer:
-        assert trainer.until(lambda e: e["type"] == "step" and e["step"] >= 8), (fresh / "output.txt").read_text()
+    with Trainer(fresh, "run", "tiny.toml", "--plain", program=FIRST_PART_ONLY, held_at="step 8") as trainer:
+        assert trainer.until(lambda e: e["type"] == "step" and e["step"] == 8), (fresh / "output.txt").read_text()
         trainer.kill()
     assert not is_tokenised(fresh / "runs" / "tiny")
     done = trainkit(fresh, "resume", "runs/tiny", "--plain")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import failing_host
 import pytest
-from held import HELD_AT
+from held import HELD_AT, held_command
 from ports import free_port
-from trainer import BARE, LIMIT, RECIPE, ending, environment, held_command, losses, trainkit, workplace
+from trainer import BARE, LIMIT, RECIPE, ending, environment, losses, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.events.log import read

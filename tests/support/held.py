@@ -1,13 +1,13 @@
-"""A command that stands still at an event of its log, so that a test need not be quicker than it.
-
-`python tests/support/held.py ARGUMENTS` is `python -m trainkit ARGUMENTS` with it.
-"""
+"""A command that stands still at an event of its log, so that a test need not be quicker than it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
+
+from places import SUPPORT
 
 #: The environment variable that names the event, such as "step 3" or "checkpoint_saved 6".
 HELD_AT = "TRAINKIT_TESTS_HELD_AT"
@@ -29,8 +29,7 @@ def hold() -> None:
     EventLog.write = write_and_stop  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
-    from trainkit.cli import program
-
-    hold()
-    program()
+def held_command(*arguments: str, program: str = "from trainkit.cli import program\nprogram()") -> list[str]:
+    """Return a command of trainkit, or of another program, that stands still at the event named by `HELD_AT`."""
+    first = f"import sys\nsys.path.append({str(SUPPORT)!r})\nfrom held import hold\nhold()\n"
+    return [sys.executable, "-c", first + program, *arguments]

@@ -102,11 +102,6 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainkit", *arguments]
 
 
-def held_command(*arguments: str) -> list[str]:
-    """The same, standing still at the event that `held.HELD_AT` names."""
-    return [sys.executable, held.__file__, *arguments]
-
-
 def trainkit(
     directory: Path, *arguments: str, text: str = "", devices: int = 1, optimised: bool = False
 ) -> subprocess.CompletedProcess[str]:
@@ -150,8 +145,8 @@ class Trainer:
         self._output = (directory / "output.txt").open("a")
         start: Callable[..., subprocess.Popen[bytes] | forked.Forked] = partial(forked.Forked, arguments)
         if optimised or program:
-            words = [sys.executable, "-c", program, *arguments] if program else held_command(*arguments)
-            start = partial(subprocess.Popen, words)
+            named = {"program": program} if program else {}
+            start = partial(subprocess.Popen, held.held_command(*arguments, **named))
         around = environment(optimised=optimised) | {held.HELD_AT: held_at}
         self.process = start(cwd=directory, env=around, stdout=self._output, stderr=self._output)
 
