@@ -226,6 +226,21 @@ def test_a_source_of_which_every_document_is_skipped_is_an_error_that_names_it(t
         caches.find(recipe)
 
 
+def test_where_no_document_can_be_read_a_tokenizer_that_is_to_be_trained_names_the_first(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    recipe = room.recipe(tmp_path, tmp_path / "a.txt", on_error="skip", tokenizer={"train": {"vocab_size": 300}})
+    with pytest.raises(TrainkitError, match=r"1 document cannot be read, such as a.txt:byte 3: is not UTF-8"):
+        caches.build(recipe)
+
+
+def test_a_reason_keeps_the_name_of_the_encoding_and_leaves_out_the_numbers(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    good = room.write_jsonl(tmp_path / "b.jsonl", DISTINCT)
+    with pytest.raises(TrainkitError, match=r"a.txt:byte 3: is not UTF-8\n") as found:
+        caches.build(room.recipe(tmp_path, good, tmp_path / "a.txt", on_error="skip"))
+    assert found.value.where == "data.train.1"
+
+
 def test_of_a_growing_cache_only_what_is_there_is_looked_at(tmp_path, monkeypatch):
     import threading
 

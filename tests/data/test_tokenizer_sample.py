@@ -40,7 +40,7 @@ def drawn(recipe: Recipe) -> list[train.Drawn]:
 def sampled(recipe: Recipe) -> list[str]:
     spec = recipe.tokenizer.train
     assert spec is not None
-    return list(train.sample_texts(recipe.data, spec, drawn(recipe), Reporter("tokenizer", 0, None), Stop()))
+    return list(train.sample_texts(recipe.data, spec, drawn(recipe), Reporter("tokenizer", 0, None), Stop(), []))
 
 
 def bytes_by_word(texts: list[str]) -> Counter[str]:

@@ -92,8 +92,8 @@ class Refused:
 
     @property
     def reason(self) -> str:
-        """The problem without details of this document, so that equal problems can be counted."""
-        return re.sub(r"\d[\d,]*", "…", re.split(r"[:;]", self.problem, maxsplit=1)[0])
+        """The problem without details of this document, so that equal problems can be counted. UTF-8 is no detail."""
+        return re.sub(r"(?<![A-Za-z]-)(?<!\d)\d[\d,]*", "…", re.split(r"[:;]", self.problem, maxsplit=1)[0])
 
 
 class RowContext(NamedTuple):

@@ -20,6 +20,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainkit.data import jobs
+from trainkit.data.documents.pieces import Refused
 from trainkit.data.jobs import Reporter, Stop
 from trainkit.data.sources.digests import Contents, of_value
 from trainkit.data.sources.source_file import SourceFile, read_all
@@ -31,6 +32,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source
 from trainkit.recipe.sections.tokenizer import TrainTokenizer
+from trainkit.text import plural
 
 #: Raise it when the same text would give another tokenizer than before.
 _FORMAT = 2
@@ -78,16 +80,27 @@ def _train(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: R
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = sample_texts(data, spec, drawn, reporter, stop)
+    refused: list[tuple[str, Refused]] = []
+    texts = sample_texts(data, spec, drawn, reporter, stop, refused)
     first = next(texts, None)
     if first is None:
-        raise TrainkitError(
-            "the training documents hold no text to train a tokenizer on",
-            where="data.train",
-            hint="give files that are not empty" + (", or a smaller data.held_out" if data.held_out else ""),
-        )
+        raise _no_text(data, [(place, why) for place, why in refused if not why.filtered])
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     return tokenizer.to_str()
+
+
+def _no_text(data: Data, unreadable: Sequence[tuple[str, Refused]]) -> TrainkitError:
+    problem = "the training documents hold no text to train a tokenizer on"
+    if unreadable:
+        place, why = unreadable[0]
+        documents = plural(len(unreadable), "document")
+        return TrainkitError(
+            f"{problem}: {documents} cannot be read, such as {place}: {why.problem}",
+            where="data.train",
+            hint='data.on_error = "skip" leaves out documents, not a whole source: fix or remove the source',
+        )
+    hint = "give files that are not empty" + (", or a smaller data.held_out" if data.held_out else "")
+    return TrainkitError(problem, where="data.train", hint=hint)
 
 
 def _special(spec: TrainTokenizer) -> list[str]:
@@ -128,16 +141,22 @@ def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]
 
 
 def sample_texts(
-    data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Reporter, stop: Stop
+    data: Data,
+    spec: TrainTokenizer,
+    drawn: Sequence[Drawn],
+    reporter: Reporter,
+    stop: Stop,
+    refused: list[tuple[str, Refused]],
 ) -> Iterator[str]:
     """Yield the sample: about `max_bytes` of text, or all text, without held-out documents. No more is held in memory.
+    Documents that cannot be read are added to `refused`.
 
     Raises TrainkitError if a document cannot be read and `on_error` is "stop".
     """
     kept = _Kept(spec.max_bytes, [source.share for source in drawn])
     for source, each in enumerate(drawn):
         read = documents = place = 0
-        for file, index, first, text, held_out in _documents(data, each):
+        for file, index, first, text, held_out in _documents(data, each, refused):
             stop.check()
             documents += first
             # a remote source of unknown size may not end in reasonable time
@@ -156,10 +175,12 @@ def sample_texts(
     yield from kept.texts()
 
 
-def _documents(data: Data, drawn: Drawn) -> Iterator[tuple[SourceFile, int, bool, str, bool]]:
+def _documents(
+    data: Data, drawn: Drawn, refused: list[tuple[str, Refused]]
+) -> Iterator[tuple[SourceFile, int, bool, str, bool]]:
     """Yield (file, which document of it, whether it begins here, text, whether it is held out) of a source."""
     files = ((file, unit.span) for unit in drawn.units for file in unit.files)
-    for split, file, piece in divide(read_all(files, on_error=data.on_error, refused=[]), data.held_out):
+    for split, file, piece in divide(read_all(files, on_error=data.on_error, refused=refused), data.held_out):
         if piece.ids is None:
             yield file, piece.index, piece.first, piece.text, split == "held-out"
 
