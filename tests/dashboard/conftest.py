@@ -18,10 +18,11 @@ QUIET = 3
 async def messages_handled(*_: float) -> None:
     """Wait until every widget waits for its next message, in place of textual's wait until the processor is idle:
     beside other load it looks idle at once."""
-    app, quiet = active_app.get(), 0
+    app, quiet, rounds = active_app.get(), 0, 0
     while quiet < QUIET and app.is_running and not app._exit:
         app.screen._on_timer_update()
-        await asyncio.sleep(0)
+        rounds += 1
+        await asyncio.sleep(0 if rounds < 100 else 0.002)  # one that waits for a thread must let it work
         pumps = (app, *app.screen.walk_children(with_self=True))
         quiet = 0 if is_drawing(app) or any(map(at_work, pumps)) else quiet + 1
 

@@ -24,6 +24,7 @@ def hold() -> None:
     def write_and_stop(log: EventLog, kind: str, /, *, step: int, **fields: Any) -> None:
         write(log, kind, step=step, **fields)
         if (kind, step) == (held_kind, int(number)):
+            EventLog.write = write  # type: ignore[method-assign]
             os.kill(os.getpid(), signal.SIGSTOP)
 
     EventLog.write = write_and_stop  # type: ignore[method-assign]

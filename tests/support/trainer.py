@@ -128,7 +128,7 @@ class Trainer:
     """A trainer that can be watched through its log and killed. Always killed in the end.
 
     It is started with another `program` where one is given, which sees the same arguments. It stands still right after
-    the event that `held_at` names, such as "step 3", until it is killed or `released`.
+    the event that `held_at` names, such as "step 3", until it is killed or released.
     """
 
     def __init__(
