@@ -18,6 +18,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.optimizers.adam import Adam, AdamW
 from trainkit.recipe.optimizers.first_order import RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
+from trainkit.recipe.optimizers.parameter_free import Prodigy
 from trainkit.recipe.optimizers.spec import Group, Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Constant, LinearDecay
 from trainkit.recipe.sections.schedule_shapes import PiecewiseLinear
@@ -88,6 +89,14 @@ def test_a_rule_with_a_constant_share_is_the_rule_with_that_value(kind: type[Opt
     wanted, same_state = trajectories.trajectory(fixed, steps=5)
     trajectories.assert_equal(found, wanted, within=2e-6)
     assert jax.tree.structure(state) == jax.tree.structure(same_state), "a schedule changes no path in the state"
+
+
+def test_a_rule_that_decays_by_itself_has_both_shares() -> None:
+    half = {name: lambda step: 0.5 for name in ("momentum", "weight_decay")}
+    spec = Prodigy(type="prodigy", weight_decay=0.2)
+    found, _ = trajectories.trajectory(spec, steps=5, shares=half)
+    fixed = Prodigy(type="prodigy", weight_decay=0.1, betas=(0.45, 0.999))
+    trajectories.assert_equal(found, trajectories.trajectory(fixed, steps=5)[0], within=2e-6)
 
 
 def test_scheduled_values_are_logged_by_the_keys_that_have_them() -> None:

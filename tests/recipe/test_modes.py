@@ -68,6 +68,28 @@ def test_a_shorter_run_has_a_schedule_that_is_shorter_in_proportion(tmp_path):
     assert load(path, mode="sanity").recipe.schedule.warmup == 200, "nobody knows the share of this run"
 
 
+def test_a_shorter_run_has_stages_and_points_that_come_sooner_in_proportion(tmp_path):
+    table = """[schedules]
+batch_size = [[0, 2], [300, 4], [305, 8]]
+mixture = { a = [[0, 1.0], [500, 0.5]] }
+[schedules.momentum]
+type = "piecewise-linear"
+points = [[0, 0.5], [400, 1.0]]
+[schedules.beta2]
+type = "linear"
+warmup = 100
+[optimizer]"""
+    source = 'type = "python-stdlib"\nname = "a"\nweight = 1.0'
+    lines = (("steps = 20", "steps = 1000"), ("[optimizer]", table), ('type = "python-stdlib"', source))
+    path = write(tmp_path, changed(*lines))
+    for mode, stages, end, point in (
+        ("toy", ((0, 2), (30, 4), (31, 8)), 50, 40), ("sanity", ((0, 2), (6, 4), (7, 8)), 10, 8)
+    ):  # fmt: skip
+        schedules = load(path, mode=mode).recipe.schedules
+        assert schedules.batch_size == stages and schedules.mixture["a"][1] == (end, 0.5)
+        assert schedules.momentum.points == ((0, 0.5), (point, 1.0)) and schedules.beta2.warmup == 0.1
+
+
 def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy = load(write(tmp_path, TEXT), mode="toy")

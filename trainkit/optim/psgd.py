@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.optim.moments import stored
+from trainkit.optim.scheduled import is_zero
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.preconditioned import Psgd, diagonal_sides
 
@@ -38,14 +39,14 @@ def build(spec: Psgd) -> optax.GradientTransformationExtraArgs:
     """
 
     def init(params: PyTree) -> PsgdState:
-        zeros = jax.tree.map(jnp.zeros_like, params) if spec.momentum else None
+        zeros = None if is_zero(spec.momentum) else jax.tree.map(jnp.zeros_like, params)
         return PsgdState(jnp.int32(0), zeros, jax.tree.map(lambda p: _first_factors(spec, p.shape), params))
 
     def update(
         grads: PyTree, state: PsgdState, params: PyTree | None = None, *, key: PRNGKeyArray, **_: Any
     ) -> tuple[PyTree, PsgdState]:
         step, mu, whitened = state.step + 1, state.mu, grads
-        if spec.momentum:
+        if not is_zero(spec.momentum):
             mu = jax.tree.map(lambda m, g: spec.momentum * m + (1 - spec.momentum) * g, mu, grads)
             whitened = jax.tree.map(lambda m: m / (1 - spec.momentum**step), mu)
         structure: Any

@@ -250,6 +250,7 @@ class PolarDescent(WithMoments):
     1, so that N parameters want a rate about sqrt(N) lower than Adam does."""
 
     implementation: ClassVar[str] = "trainkit.optim.polar"
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
     owns_rate: ClassVar[bool] = True
     averages: ClassVar[int] = 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -94,6 +95,7 @@ class Mango(WithMoments):
     """By which norm of the weights directions are multiplied, for each role of a parameter."""
 
     implementation: ClassVar[str] = "trainkit.optim.mango"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
     averages: ClassVar[int] = 1
     depends_on_shapes: ClassVar[bool] = True
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "preconditioner"})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape
 from trainkit.recipe.spec import NotNegative, Positive
 
@@ -65,6 +67,7 @@ class EstimatingAdam(OptimizerSpec):
 
     owns_rate: ClassVar[bool] = True
     decays_itself: ClassVar[bool] = True
+    schedulable: ClassVar[Mapping[str, str]] = BETAS
 
 
 class Prodigy(EstimatingAdam):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -39,6 +40,7 @@ class Psgd(MatrixOptimizer, WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.psgd"
+    schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
     averages: ClassVar[int] = 1
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "longest_side", "diagonal"})
 

@@ -120,6 +120,8 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
     known = None if timed else given.get("steps")  # otherwise they are only the most that a run may take
     if shorter := _shorter(table_at(table, "schedule"), known, tenth=mode == "toy"):
         changes["schedule"] = shorter
+    if schedules := _sooner(table_at(table, "schedules"), known, changes["train"].get("steps"), tenth=mode == "toy"):
+        changes["schedules"] = schedules
     for section in ("evaluate", "sample", "export"):
         if _is_number(every := table_at(table, section).get("every")):
             sooner = changes["train"]["steps"] if mode == "sanity" else _tenth(every)
@@ -138,6 +140,34 @@ def _shorter(schedule: dict[str, Any], steps: Any, *, tenth: bool) -> dict[str, 
 
     changes = {key: shorter(schedule[key]) for key in ("warmup", "decay", "cooldown") if key in schedule}
     return {key: length for key, length in changes.items() if length != schedule[key]}
+
+
+def _sooner(schedules: dict[str, Any], steps: Any, shorter: Any, *, tenth: bool) -> dict[str, Any]:
+    """Return [schedules] for a run that is `shorter` than its `steps`, or a tenth of it: phases, stages and points come
+    as much sooner, each at a step of its own."""
+    share = shorter / steps if steps and shorter else 1 / TOY if tenth else 1
+
+    def places(value: Any) -> Any:
+        if not (isinstance(value, list) and all(isinstance(v, list) and len(v) == 2 for v in value)):
+            return value
+        if not all(isinstance(step, int) for step, _ in value):
+            return value
+        found: list[list[Any]] = []
+        for step, at in value:
+            found.append([max(int(step * share), found[-1][0] + 1 if found else 0), at])
+        return found
+
+    changes: dict[str, Any] = {}
+    for name, value in schedules.items():
+        if name == "mixture" and isinstance(value, dict):
+            changes[name] = {source: places(points) for source, points in value.items()}
+        elif isinstance(value, dict):
+            changes[name] = _shorter(value, steps, tenth=tenth)
+            if "points" in value:
+                changes[name]["points"] = places(value["points"])
+        else:
+            changes[name] = places(value)
+    return {name: value for name, value in changes.items() if value}
 
 
 def _tenth(number: float) -> int:
