@@ -127,7 +127,8 @@ class TrainSet:
 
     def cut_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
         """Return the batch as the step computes it: where sequences are still short, each row as several rows."""
-        return cut(self.batch(step, rows), self._step_lengths.at(step))
+        batch = self.batch(step, rows)
+        return batch if len(self._step_lengths.values) == 1 else cut(batch, self._step_lengths.at(step))
 
     def rows(self, step: int) -> Iterator[BatchRow]:
         """Yield where each row of the batch of `step` comes from."""
