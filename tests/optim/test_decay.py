@@ -76,6 +76,15 @@ def test_a_scheduled_weight_decay_of_each_kind_is_that_of_its_formula(decay_type
     trajectories.assert_equal(found, wanted, within=2e-6)
 
 
+def test_a_factor_of_the_rate_leaves_independent_decay_as_it_is() -> None:
+    half = (Group(match="*", learning_rate_factor=0.5),)
+    spec = AdamW(learning_rate=0.1, weight_decay=0.01, decay_type="independent", groups=half)
+    found, _ = trajectories.trajectory(spec, steps=30, rate=share)
+    trajectories.assert_equal(
+        found, adamw(30, decay_type="independent", decay=0.01, peak=0.05, share=share), within=2e-6
+    )
+
+
 @pytest.mark.parametrize("kind", [Prodigy, Lion])
 def test_every_rule_decays_by_the_share(kind: type[OptimizerSpec]) -> None:
     whole, half = (kind(type=type_of(kind), learning_rate=0.05, weight_decay=decay) for decay in (0.2, 0.1))

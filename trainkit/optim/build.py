@@ -44,14 +44,20 @@ def build(
         scheduled: the values that [schedules] scales, such as `momentum`.
     """
     rules = jax.tree.map(lambda name, leaf: spec.owner(name, leaf.shape), names, shapes)
-    decays = jax.tree.map(lambda name, leaf: spec.decay_of(name, leaf.shape), names, shapes)
 
     def factor(name: str, leaf: Any) -> float:
         ratio = adapter.learning_rate_ratio if adapter and name.endswith(".b") else 1.0
         ratio *= rate_factor(spec.owner(name, leaf.shape), name, leaf.shape, wider=wider)
         return spec.rate_factor_of(name, leaf.shape) * ratio
 
+    def decay(name: str, leaf: Any, rule: OptimizerSpec, factor: float) -> float:
+        weight = spec.decay_of(name, leaf.shape)
+        # factors of rates multiply the whole update, and no rate has an influence on independent decay
+        own = rule.learning_rate / spec.learning_rate
+        return weight * own / factor if rule.decay_type == "independent" and factor else weight
+
     factors = jax.tree.map(factor, names, shapes)
+    decays = jax.tree.map(decay, names, shapes, rules, factors)
     stacked = jax.tree.map(is_stacked, names)
     parts = jax.tree.map(lambda layers, rule: _Part(rule, rule.by_layer and layers), stacked, rules)
     if spec.decays_itself:
