@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,10 @@ import trajectories
 from trajectories import SHAPES, trajectory
 
 from trainkit import optim
+from trainkit.models.master_weights import exact
 from trainkit.optim.norms import layer_norm
+from trainkit.recipe import Recipe
+from trainkit.recipe.optimizers.adam import AdamW, Sophia
 from trainkit.recipe.optimizers.first_order import Sgd
 from trainkit.recipe.optimizers.wrappers import (
     ClipAdaptive,
@@ -26,6 +31,9 @@ from trainkit.recipe.optimizers.wrappers import (
     WrapperSpec,
 )
 from trainkit.recipe.spec import type_of
+from trainkit.tasks.task import Loss
+from trainkit.train.state import init
+from trainkit.train.step import make_step
 
 RATE, STEPS = 0.05, 60
 
@@ -108,6 +116,47 @@ def test_sam_moves_bfloat16_parameters_by_less_than_their_rounding() -> None:
     rule = optim.build(spec, {"output": "output"}, ones)
     rule.update(grads, rule.init(ones), ones, key=jax.random.key(0), grad_fn=grad_fn)
     np.testing.assert_allclose(np.linalg.norm(places[0]["output"] - 1), 1e-3, rtol=1e-3)
+
+
+class Bowl:
+    """A task whose loss is half the squared norm of the parameters, as they are rounded for computing."""
+
+    metrics: ClassVar[dict[str, Any]] = {}
+
+    def loss(self, model: Any, batch: Any, *, key: jax.Array) -> Loss:
+        return Loss(0.5 * jnp.square(exact(model["weight"])).sum(), jnp.float32(1))
+
+
+def test_gradients_nearby_are_of_parameters_that_16_bits_do_not_round() -> None:
+    weight = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
+    rule = optim.build(
+        Sgd(type="sgd", learning_rate=1.0, wrappers=(Sam(type="sam", rho=1e-3),)),
+        {"weight": "weight"},
+        {"weight": weight},
+    )
+    bfloat16, float32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+    state = init(jax.random.key(0), model=lambda key: {"weight": weight}, optimizer=rule, compute=bfloat16)
+    step = make_step(
+        task=Bowl(), optimizer=rule, learning_rate=lambda *_: 1.0, compute=bfloat16, max_grad_norm=0.0, nearby=float32
+    )
+    after, _ = step(state, {"tokens": jnp.zeros((1, 1))})
+    rounded = np.asarray(weight.astype(bfloat16), np.float64)
+    np.testing.assert_allclose(after.params["weight"], -1e-3 * rounded / np.linalg.norm(rounded), rtol=2e-3)
+
+
+def test_rules_that_compare_gradients_are_refused_in_8_bit() -> None:
+    plain, sam = (Sgd(type="sgd", learning_rate=RATE, wrappers=w) for w in ((), (Sam(type="sam"),)))
+    assert plain.needs_exact_gradients is None and sam.needs_exact_gradients == "sam"
+    assert Sophia(type="sophia", learning_rate=RATE).needs_exact_gradients == "sophia"
+    mars = [AdamW(learning_rate=RATE, wrappers=(Mars(type="mars", exact=each),)) for each in (False, True)]
+    assert [spec.needs_exact_gradients for spec in mars] == [None, "mars"]
+    table = {
+        "schema": 1, "model": {"layers": 1, "hidden": 32, "heads": 2}, "tokenizer": {"path": "gpt2"},
+        "data": {"sequence_length": 8, "train": ({"path": "text.jsonl"},)}, "train": {"steps": 1, "batch_size": 1},
+        "optimizer": {"learning_rate": 0.1, "wrappers": ({"type": "sam"},)}, "precision": {"compute": "fp8"},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r'precision\.compute = "fp8" is too coarse for "sam"'):
+        Recipe.model_validate(table)
 
 
 def test_lookahead_returns_half_the_way_every_five_steps() -> None:

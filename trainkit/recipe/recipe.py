@@ -270,6 +270,11 @@ class Recipe(Spec):
                 )
             if self.adapter is not None and self.adapter.base == "nf4":
                 raise ValueError('precision.compute = "fp8" does not work with adapter.base = "nf4": write "bfloat16"')
+            if (compares := self.optimizer.needs_exact_gradients) is not None:
+                raise ValueError(
+                    f'precision.compute = "fp8" is too coarse for "{compares}", which compares gradients at parameters'
+                    ' that differ little: write "bfloat16"'
+                )
         return self
 
     @property

@@ -67,7 +67,9 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         TrainkitError: the devices cannot compute in the plan's precision, or the model cannot be laid out over them.
     """
     compute = compute_dtype(plan.compute)
-    attention = _choose_attention(recipe, plan, compute)
+    nearby = jnp.dtype(jnp.float32) if recipe.optimizer.needs_exact_gradients else compute
+    # cuDNN's takes 16 bit only
+    attention = _choose_attention(recipe, plan, nearby)
     wider = widening(recipe.mup, recipe.model)
 
     def base(key: jax.Array) -> LanguageModel:
@@ -134,6 +136,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
             for name, schedule in schedules.items()
         },
         gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
+        nearby=nearby,
     )
     measuring = step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None
     shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)

@@ -58,6 +58,7 @@ def make_step(
     schedules: Mapping[str, ScheduledValue] = {},
     gradient_shardings: PyTree | None = None,
     statistics: Statistics | None = None,
+    nearby: jnp.dtype | None = None,
 ) -> Step:
     """Return `step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
 
@@ -72,11 +73,12 @@ def make_step(
         schedules: values of the optimizer that change over the run, by their names in [schedules].
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
         statistics: those that every call computes besides the usual metrics; None for none.
+        nearby: what `grad_fn` of the optimizer computes in; `compute` if None.
     """
     of_micro_batches = statistics is not None and statistics.compares_micro_batches
 
-    def model_of(state: State, masters: PyTree) -> Any:
-        return eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
+    def model_of(state: State, masters: PyTree, dtype: jnp.dtype = compute) -> Any:
+        return eqx.combine(cast(state.frozen, dtype), in_compute_dtype(masters, dtype))
 
     def reports(state: State, batch: Batch) -> Reports | None:
         """Return what layers report of the first micro-batch, without dropout; None if no statistic needs it."""
@@ -89,9 +91,11 @@ def make_step(
             raise TrainkitError("the layers of this model report nothing", where="statistics.compute", hint=NO_REPORTS)
         return found
 
-    def gradients(state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
+    def gradients(
+        state: State, params: PyTree, batch: Batch, key: PRNGKeyArray, dtype: jnp.dtype
+    ) -> tuple[PyTree, Loss]:
         def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
-            model = model_of(state, masters)
+            model = model_of(state, masters, dtype)
             if ROWS in batch:
                 model = with_keys(model, _key_of(state, DROPOUT), batch[ROWS])
             loss = task.loss(model, batch, key=key)
@@ -104,19 +108,21 @@ def make_step(
             grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
         return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, loss
 
-    def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Loss, MicroBatch | None]:
+    def accumulated(
+        state: State, params: PyTree, batch: Batch, dtype: jnp.dtype = compute
+    ) -> tuple[PyTree, Loss, MicroBatch | None]:
         """Return the sums of the gradients and of the task's losses, and the micro-batches if statistics need them."""
         accumulation, rows = jax.tree.leaves(dict(batch))[0].shape[:2]
         key = _key_of(state, LOSS)
         if has_dropout(state.params):
             batch = {**batch, ROWS: jnp.arange(accumulation * rows).reshape(accumulation, rows)}
         if accumulation == 1:
-            return *gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key), None
+            return *gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key, dtype), None
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
         # one key for all micro-batches: a task draws by example, so that the split of the batch does not matter
         def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, MicroBatch | None]:
-            grads, loss = gradients(state, params, micro_batch, key)
+            grads, loss = gradients(state, params, micro_batch, key, dtype)
             own = MicroBatch(jnp.square(optax.tree.norm(grads)), jnp.asarray(loss.weight)) if of_micro_batches else None
             return jax.tree.map(jnp.add, sums, (grads, loss)), own
 
@@ -134,7 +140,7 @@ def make_step(
         rate = learning_rate(state.step, state.live.decay_start, state.live.decay_end) * state.live.rate_factor
 
         def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
-            grads, (total, weight, _), _ = accumulated(state, params, batch)
+            grads, (total, weight, _), _ = accumulated(state, params, batch, compute if nearby is None else nearby)
             divisor = jnp.where(weight > 0, weight, 1)
             return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
 

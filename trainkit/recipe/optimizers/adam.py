@@ -216,7 +216,7 @@ class Sophia(WithMoments):
     """Momentum divided by an estimate of the Hessian's diagonal, clipped (Liu et al. 2023, arXiv:2305.14342).
 
     The diagonal is Hutchinson's estimate, from the difference of two gradients along a random direction; every `every`
-    steps it costs a further pass over the batch.
+    steps it costs two further passes over the batch, in float32.
     """
 
     type: Literal["sophia"]
@@ -235,6 +235,10 @@ class Sophia(WithMoments):
     implementation: ClassVar[str] = "trainkit.optim.sophia"
     schedulable: ClassVar[Mapping[str, str]] = BETAS
     averages: ClassVar[int] = 2
+
+    @property
+    def compares_gradients(self) -> bool:
+        return True
 
 
 class PolarDescent(WithMoments):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from trainkit.recipe.optimizers.schedulable import WithSchedules
-from trainkit.recipe.optimizers.wrapper_spec import Wrapper
+from trainkit.recipe.optimizers.wrapper_spec import Wrapper, WrapperSpec
 from trainkit.recipe.spec import NotNegative, Positive, Spec
 from trainkit.recipe.union import OneOf
 
@@ -62,9 +62,10 @@ class OptimizerSpec(WithSchedules):
     and embeddings are not decayed unless a group gives them a weight decay."""
     decay_type: DecayType = "decoupled"
     """How parameters decay. `decoupled` subtracts learning rate x weight decay x parameter (Loshchilov & Hutter 2019);
-    `independent` does so with the schedule's share of the peak in place of the learning rate, so that the peak has no
-    influence (section 3 of the same paper); `cautious` is decoupled, but only where the update moves the parameter
-    towards zero (Chen et al. 2025); `coupled` adds weight decay x parameter to the gradient (L2)."""
+    `independent` does so with the schedule's share of the peak in place of the learning rate, so that neither the peak
+    nor the factors of groups have an influence (section 3 of the same paper); `cautious` is decoupled, but only where
+    the update moves the parameter towards zero (Chen et al. 2025); `coupled` adds weight decay x parameter to the
+    gradient (L2)."""
     groups: tuple[Group, ...] = ()
     """Parameters with their own options: one `[[optimizer.groups]]` each."""
     wrappers: tuple[Wrapper, ...] = ()
@@ -112,6 +113,19 @@ class OptimizerSpec(WithSchedules):
         given is that of layers.
         """
         return False
+
+    @property
+    def compares_gradients(self) -> bool:
+        """Return whether the rule compares gradients at parameters so near to one another that 16 bits may be too few
+        to tell them apart."""
+        return False
+
+    @property
+    def needs_exact_gradients(self) -> str | None:
+        """Return the type of the rule or wrapper for which `grad_fn` has to compute in float32; None for none."""
+        rules = (self, *(group.optimizer for group in self.groups if group.optimizer is not None))
+        parts: tuple[OptimizerSpec | WrapperSpec, ...] = (*rules, *self.wrappers)
+        return next((part.type for part in parts if part.compares_gradients), None)
 
     @abstractmethod
     def state_bytes(self, shape: Shape) -> int:

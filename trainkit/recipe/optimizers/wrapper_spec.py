@@ -28,6 +28,12 @@ class WrapperSpec(Spec):
     has_state: ClassVar[bool] = False
     """Whether it keeps a state of its own, so that a checkpoint without it does not fit."""
 
+    @property
+    def compares_gradients(self) -> bool:
+        """Return whether it compares gradients at parameters so near to one another that 16 bits may be too few to tell
+        them apart: `grad_fn` then computes in float32."""
+        return False
+
     def state_bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of state kept for one parameter of this shape."""
         return 0

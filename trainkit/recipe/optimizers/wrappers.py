@@ -97,7 +97,7 @@ class SkipOutliers(WrapperSpec):
 class Sam(WrapperSpec):
     """Take the gradient where the loss is greatest nearby, which prefers flat minima (Foret et al. 2021).
 
-    It costs a second pass over the batch in each step.
+    It costs a second pass over the batch in each step, in float32, since 16 bits would round most of the way away.
     """
 
     type: Literal["sam"]
@@ -108,6 +108,10 @@ class Sam(WrapperSpec):
 
     implementation: ClassVar[str] = "trainkit.optim.sam"
     around: ClassVar[Around] = "rule"
+
+    @property
+    def compares_gradients(self) -> bool:
+        return True
 
 
 class Lookahead(WrapperSpec):
@@ -176,8 +180,8 @@ class Mars(WrapperSpec):
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """The first of the rule's betas."""
     exact: bool = False
-    """Whether the last gradient is computed again on this step's batch at the last parameters, a further pass; without,
-    it is that of the last batch."""
+    """Whether the last gradient is computed again on this step's batch at the last parameters, two further passes in
+    float32; without, it is that of the last batch."""
 
     implementation: ClassVar[str] = "trainkit.optim.mars"
     around: ClassVar[Around] = "rule"
@@ -186,6 +190,10 @@ class Mars(WrapperSpec):
 
     def state_bytes(self, shape: tuple[int, ...]) -> int:
         return 4 * math.prod(shape)
+
+    @property
+    def compares_gradients(self) -> bool:
+        return self.exact
 
     @property
     def kind_of_state(self) -> str:
