@@ -12,6 +12,7 @@ import trajectories
 from trajectories import SHAPES, trajectory
 
 from trainkit import optim
+from trainkit.hub.recipe import notes
 from trainkit.models.master_weights import exact
 from trainkit.optim.norms import layer_norm
 from trainkit.recipe import Recipe
@@ -150,13 +151,17 @@ def test_rules_that_compare_gradients_are_refused_in_8_bit() -> None:
     assert Sophia(type="sophia", learning_rate=RATE).needs_exact_gradients == "sophia"
     mars = [AdamW(learning_rate=RATE, wrappers=(Mars(type="mars", exact=each),)) for each in (False, True)]
     assert [spec.needs_exact_gradients for spec in mars] == [None, "mars"]
+    with pytest.raises(ValueError, match=r'precision\.compute = "fp8" is too coarse for "sam"'):
+        recipe(optimizer={"wrappers": ({"type": "sam"},)}, precision={"compute": "fp8"})
+
+
+def recipe(*, optimizer: dict[str, Any], **tables: Any) -> Recipe:
+    """Return a recipe for a small model."""
     table = {
         "schema": 1, "model": {"layers": 1, "hidden": 32, "heads": 2}, "tokenizer": {"path": "gpt2"},
-        "data": {"sequence_length": 8, "train": ({"path": "text.jsonl"},)}, "train": {"steps": 1, "batch_size": 1},
-        "optimizer": {"learning_rate": 0.1, "wrappers": ({"type": "sam"},)}, "precision": {"compute": "fp8"},
+        "data": {"sequence_length": 8, "train": ({"path": "text.jsonl"},)}, "train": {"steps": 100, "batch_size": 1},
     }  # fmt: skip
-    with pytest.raises(ValueError, match=r'precision\.compute = "fp8" is too coarse for "sam"'):
-        Recipe.model_validate(table)
+    return Recipe.model_validate({**table, "optimizer": {"learning_rate": 0.1, **optimizer}, **tables})
 
 
 def test_lookahead_returns_half_the_way_every_five_steps() -> None:
@@ -215,6 +220,26 @@ def test_a_step_with_an_outlier_changes_nothing_but_its_count(size: float) -> No
     assert all(map(np.array_equal, jax.tree.leaves(state.inner), jax.tree.leaves(after.inner)))
     directions, after = rule.update(grads, after, params, key=jax.random.key(0))
     assert all(leaf.all() for leaf in jax.tree.leaves(directions)) and optim.metrics(after)["skipped"] == 1
+
+
+def test_a_recipe_is_told_what_works_against_its_optimizer() -> None:
+    def told(optimizer: dict[str, Any], schedule: dict[str, Any], max_grad_norm: float = 0.0) -> list[str]:
+        train = {"steps": 100, "batch_size": 1, "max_grad_norm": max_grad_norm}
+        return notes(recipe(optimizer=optimizer, schedule=schedule, train=train))
+
+    constant, free, skips = (
+        {"type": "constant"},
+        {"type": "schedule-free", "learning_rate": 0.1},
+        ({"type": "skip-outliers"},),
+    )
+    assert not told(free, constant, 1.0) and not told({"wrappers": skips}, {})
+    (note,) = told({"groups": ({"match": "*", "optimizer": free},)}, {})
+    assert note.startswith('schedule.type = "cosine" changes the learning rate, and "schedule-free" averages')
+    (note,) = told(free, {"type": "constant", "cooldown": 5})
+    assert note.startswith("schedule.cooldown changes")
+    (note,) = told({"wrappers": skips}, {}, 1.0)
+    assert note.startswith('optimizer.wrappers.0: "skip-outliers" sees gradients that train.max_grad_norm = 1 has')
+    assert "below 0.1: write train.max_grad_norm = 0" in note
 
 
 def test_norms_of_bfloat16_parameters_are_taken_in_float32() -> None:

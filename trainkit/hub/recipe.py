@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,14 @@ def _config_of(recipe: Recipe) -> tuple[Config, Family, str] | None:
 
 
 def notes(recipe: Recipe) -> list[str]:
-    """Return notes on a valid recipe: differences from what its checkpoints say.
+    """Return notes on a valid recipe: differences from what its checkpoints say, and options that work against others.
 
     Raises:
         TrainkitError: the config of its model or of its adapter cannot be found or read.
     """
 
-    return [neutralise(note) for note in (*_notes_on_model(recipe), *_notes_on_adapter(recipe))]
+    found = (*_notes_on_model(recipe), *_notes_on_adapter(recipe), *_notes_on_optimizer(recipe))
+    return [neutralise(note) for note in found]
 
 
 def _notes_on_model(recipe: Recipe) -> list[str]:
@@ -99,6 +100,22 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
             f"the head of the checkpoint, which has {head.width} classes, is left out: a new one begins at random"
         )
     return [*notes, *family.notes(recipe.model, {**family.defaults, **config})]
+
+
+def _notes_on_optimizer(recipe: Recipe) -> Iterator[str]:
+    """Yield what the schedule and the clipping of gradients do to the rules and wrappers of the optimizer."""
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    rules = (optimizer, *(group.optimizer for group in optimizer.groups if group.optimizer is not None))
+    averaging = next((rule.type for rule in rules if rule.own_average), None)
+    if averaging is not None and (schedule.type != "constant" or schedule.cooldown):
+        changes = f'schedule.type = "{schedule.type}"' if schedule.type != "constant" else "schedule.cooldown"
+        yield (
+            f'{changes} changes the learning rate, and "{averaging}" averages the parameters in place of that:'
+            ' write schedule.type = "constant", with a warmup and without a cooldown'
+        )
+    for number, wrapper in enumerate(optimizer.wrappers):
+        if (note := wrapper.note(max_grad_norm=recipe.train.max_grad_norm)) is not None:
+            yield f"optimizer.wrappers.{number}: {note}"
 
 
 def _notes_on_adapter(recipe: Recipe) -> list[str]:

@@ -38,6 +38,10 @@ class WrapperSpec(Spec):
         """Return the bytes of state kept for one parameter of this shape."""
         return 0
 
+    def note(self, *, max_grad_norm: float) -> str | None:
+        """Return what `train.max_grad_norm` spoils for it, and what to write; None if nothing."""
+        return None
+
     @property
     def kind_of_state(self) -> str:
         """Return what its state is, in words: with another kind a checkpoint does not fit."""

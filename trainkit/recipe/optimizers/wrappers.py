@@ -93,6 +93,14 @@ class SkipOutliers(WrapperSpec):
     around: ClassVar[Around] = "update"
     has_state: ClassVar[bool] = True
 
+    def note(self, *, max_grad_norm: float) -> str | None:
+        if not max_grad_norm:
+            return None
+        return (
+            f'"{self.type}" sees gradients that train.max_grad_norm = {max_grad_norm:g} has clipped, so it skips a step'
+            f" only while their average norm is below {max_grad_norm / self.factor:g}: write train.max_grad_norm = 0"
+        )
+
 
 class Sam(WrapperSpec):
     """Take the gradient where the loss is greatest nearby, which prefers flat minima (Foret et al. 2021).
