@@ -37,3 +37,11 @@ def test_options_that_exclude_each_other_are_refused_at_their_line(tmp_path: Pat
     file, _, line = found.value.where.rpartition(":")
     assert problem in found.value.problem and file.endswith("sample.toml")
     assert 29 <= int(line) <= 28 + len(options.splitlines()) + 1
+
+
+def test_a_wrong_type_beside_a_group_whose_rule_has_a_rule_inside_is_explained(tmp_path: Path) -> None:
+    rule = '{ type = "muon", learning_rate = 0.1, adamw = { learning_rate = 0.1 } }'
+    options = f'type = "sgd"\n{RATE}\n{GROUP}optimizer = {rule}\n[[optimizer.wrappers]]\ntype = "ofset"'
+    with pytest.raises(TrainkitError) as found:
+        load(write(tmp_path, changed((RATE, options))))
+    assert 'optimizer.wrappers.0.type = "ofset"' in found.value.problem and '"offset"' in found.value.hint

@@ -61,8 +61,7 @@ class OneOf:
         choices = {type_of(spec): _built(spec) for spec in self.members()}
         if self._is_described:  # inside one of its own members: an optimizer has groups with optimizers
             choices = {
-                name: core_schema.definition_reference_schema(spec["ref"])  # type: ignore[typeddict-item]
-                for name, spec in choices.items()
+                name: core_schema.definition_reference_schema(_reference(spec)) for name, spec in choices.items()
             }
         outer, self._is_described = self._is_described, True
         try:
@@ -103,6 +102,12 @@ def _one_of(union: Any) -> OneOf:
 def _specs_of(part: type[Spec] | str) -> tuple[type[Spec], ...]:
     found = import_named(part) if isinstance(part, str) else part
     return found if isinstance(found, tuple) else (found,)
+
+
+def _reference(schema: Any) -> str:
+    """Return the name of a spec's schema. One with others that it contains twice stands among them."""
+    own = schema["schema"] if schema["type"] == "definitions" else schema
+    return str(own["ref"])
 
 
 def _built(spec: type[Spec]) -> CoreSchema:
