@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
 
 from trainkit.recipe.spec import Spec, import_named, type_of
 
@@ -46,16 +46,17 @@ class OneOf:
                     return spec
         return None
 
-    def validate(self, value: Any) -> Any:
+    def validate(self, value: Any, info: core_schema.ValidationInfo) -> Any:
         """Return the spec with the values of a table. Raises what pydantic reports for wrong values."""
         name = value.get("type", self.default) if isinstance(value, dict) else getattr(value, "type", self.default)
         spec = self.find(str(name))
         if spec is None:
             raise PydanticCustomError("union_tag_invalid", "there is no such type")
-        return spec.model_validate(value)
+        # JSON has no tuples: its arrays are as good
+        return spec.model_validate_json(to_json(value)) if info.mode == "json" else spec.model_validate(value)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.validate)
+        return core_schema.with_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         choices = {type_of(spec): _built(spec) for spec in self.members()}
