@@ -73,7 +73,7 @@ def _hide(recipe: Recipe, cache: Cache) -> Hide:
 
     from trainkit.data.show import HiddenTokens
     from trainkit.tasks import build
-    from trainkit.train.step import LOSS, key_of_step
+    from trainkit.train.state import LOSS, key_of_step
 
     task: Any = build(recipe.task, cache.tokenizer)
     key = jax.random.key(recipe.run.seed)

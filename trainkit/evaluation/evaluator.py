@@ -24,10 +24,10 @@ from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
 from trainkit.tasks.metric import GatheredItems, GatheredMetric, Metric
+from trainkit.train.gradients import no_loss
 from trainkit.train.out_of_memory import can_recover_from
 from trainkit.train.prefetch import PATIENCE, HostBatch, whole_to_device
-from trainkit.train.state import State
-from trainkit.train.step import EVALUATION, no_loss
+from trainkit.train.state import EVALUATION, State
 
 
 class EvaluationSet(Protocol):

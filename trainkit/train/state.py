@@ -18,6 +18,9 @@ from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.train.statistics import History, first_history
 
+#: Purposes of random numbers in a step and in an evaluation. The first state has 0, samples have 1: see
+#: `infer/sampler.py`.
+MOMENTS, PARAMETERS, LOSS, EVALUATION, DROPOUT, STATISTICS = 2, 3, 4, 5, 6, 7
 #: The loss scale of the first step, for the mean loss of a micro-batch.
 INITIAL_SCALE = 2.0**16
 #: The loss scale is doubled after so many steps without an overflow.
@@ -111,6 +114,16 @@ def init(
     if averages:
         state = replace(state, averages=first_averages(params), average_count=jnp.int32(0))
     return replace(state, history=first_history(statistics, params)) if statistics else state
+
+
+def key_of(state: State, purpose: int) -> PRNGKeyArray:
+    """Return the key of a purpose in the step after `state`."""
+    return key_of_step(state.key, purpose, state.step)
+
+
+def key_of_step(key: PRNGKeyArray, purpose: int, step: int | Array) -> PRNGKeyArray:
+    """Return the key of a purpose in the update from `step` to `step` + 1 of a run with this key."""
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 
 
 def with_averages(state: State) -> State:

@@ -9,39 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit import optim
-from trainkit.errors import TrainkitError
-from trainkit.models.casting import cast
-from trainkit.models.dropout import has_dropout, with_keys
-from trainkit.models.master_weights import in_compute_dtype
-from trainkit.models.probe import Reports, probing
 from trainkit.optim import LearningRate, ScheduledValue
 from trainkit.optim.average import Averaging
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.recipe.sections.outputs import Statistics
-from trainkit.tasks import Loss, Task
-from trainkit.train.state import State, adjusted_scale
-from trainkit.train.statistics import MicroBatch, SeenStep, measure, next_history
+from trainkit.tasks import Task
+from trainkit.train.gradients import Batch, BatchGradient
+from trainkit.train.state import MOMENTS, PARAMETERS, STATISTICS, State, adjusted_scale, key_of
+from trainkit.train.statistics import SeenStep, measure, next_history
 
-Batch = Mapping[str, Array]
 Metrics = dict[str, Any]
 """Arrays and statistics by the metric's name."""
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
-#: Purposes of random numbers in a step and in an evaluation. The first state has 0 (`state.py`), samples have 1
-#: (`infer/sampler.py`).
-MOMENTS, PARAMETERS, LOSS, EVALUATION, DROPOUT, STATISTICS = 2, 3, 4, 5, 6, 7
-#: The name in a batch of the numbers of its rows within the step, which a step has where its model has dropout.
-ROWS = "rows"
-#: How a model of one's own gets these statistics.
-NO_REPORTS = 'leave out "activations" and "attention", or run the layers with trainkit.models.stack.scan_layers'
 #: The metric with the sum of the weights. The loss is a mean only if it is above 0.
 WEIGHT = "train/weight"
 
@@ -75,63 +61,16 @@ def make_step(
         statistics: those that every call computes besides the usual metrics; None for none.
         nearby: what `grad_fn` of the optimizer computes in; `compute` if None.
     """
-    of_micro_batches = statistics is not None and statistics.compares_micro_batches
-
-    def model_of(state: State, masters: PyTree, dtype: jnp.dtype = compute) -> Any:
-        return eqx.combine(cast(state.frozen, dtype), in_compute_dtype(masters, dtype))
-
-    def reports(state: State, batch: Batch) -> Reports | None:
-        """Return what layers report of the first micro-batch, without dropout; None if no statistic needs it."""
-        if statistics is None or not statistics.probes_layers:
-            return None
-        model, micro_batch = model_of(state, cast(state.params, jnp.float32)), jax.tree.map(lambda x: x[0], dict(batch))
-        with probing() as found:
-            task.loss(model, micro_batch, key=_key_of(state, LOSS))
-        if not found:
-            raise TrainkitError("the layers of this model report nothing", where="statistics.compute", hint=NO_REPORTS)
-        return found
-
-    def gradients(
-        state: State, params: PyTree, batch: Batch, key: PRNGKeyArray, dtype: jnp.dtype
-    ) -> tuple[PyTree, Loss]:
-        def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
-            model = model_of(state, masters, dtype)
-            if ROWS in batch:
-                model = with_keys(model, _key_of(state, DROPOUT), batch[ROWS])
-            loss = task.loss(model, batch, key=key)
-            # scaled by the mean loss, so that float16 sees the same numbers for any size of the micro-batch
-            scale = state.loss_scale.value / jnp.maximum(loss.weight, 1) if state.loss_scale else jnp.float32(1)
-            return loss.sum * scale, (loss, scale)
-
-        grads, (loss, scale) = jax.grad(scaled, has_aux=True)(cast(params, jnp.float32))
-        if gradient_shardings is not None:
-            grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
-        return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, loss
-
-    def accumulated(
-        state: State, params: PyTree, batch: Batch, dtype: jnp.dtype = compute
-    ) -> tuple[PyTree, Loss, MicroBatch | None]:
-        """Return the sums of the gradients and of the task's losses, and the micro-batches if statistics need them."""
-        accumulation, rows = jax.tree.leaves(dict(batch))[0].shape[:2]
-        key = _key_of(state, LOSS)
-        if has_dropout(state.params):
-            batch = {**batch, ROWS: jnp.arange(accumulation * rows).reshape(accumulation, rows)}
-        if accumulation == 1:
-            return *gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key, dtype), None
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-
-        # one key for all micro-batches: a task draws by example, so that the split of the batch does not matter
-        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, MicroBatch | None]:
-            grads, loss = gradients(state, params, micro_batch, key, dtype)
-            own = MicroBatch(jnp.square(optax.tree.norm(grads)), jnp.asarray(loss.weight)) if of_micro_batches else None
-            return jax.tree.map(jnp.add, sums, (grads, loss)), own
-
-        (grads, loss), micro_batches = jax.lax.scan(add, (zeros, no_loss(task)), dict(batch))
-        return grads, loss, micro_batches
+    gradient = BatchGradient(
+        task=task,
+        compute=compute,
+        shardings=gradient_shardings,
+        keeps_micro_batches=statistics is not None and statistics.compares_micro_batches,
+    )
+    gradient_nearby = gradient if nearby is None else replace(gradient, compute=nearby)
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        sums, (total, weight, measured), micro_batches = accumulated(state, state.params, batch)
-
+        sums, (total, weight, measured), micro_batches = gradient.sums(state, state.params, batch)
         divisor = jnp.where(weight > 0, weight, 1)
         norm = optax.tree.norm(sums) / divisor
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)) if max_grad_norm else 1.0
@@ -140,23 +79,19 @@ def make_step(
         rate = learning_rate(state.step, state.live.decay_start, state.live.decay_end) * state.live.rate_factor
 
         def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
-            grads, (total, weight, _), _ = accumulated(state, params, batch, compute if nearby is None else nearby)
-            divisor = jnp.where(weight > 0, weight, 1)
-            return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
+            return gradient_nearby.mean(state, params, batch)
 
         extras: dict[str, Any] = {
-            "key": _key_of(state, MOMENTS),
+            "key": key_of(state, MOMENTS),
             "value": total / divisor,
             "learning_rate": rate,
             "grad_fn": grad_fn,
         }
         if schedules:
-            extras["shares"] = {
-                name: value.share(state.step, state.live.decay_start) for name, value in schedules.items()
-            }
+            extras["shares"] = _shares(schedules, state)
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
-        params = _updated(updates, state.params, key=_key_of(state, PARAMETERS), rounding=rounding)
+        params = _updated(updates, state.params, key=key_of(state, PARAMETERS), rounding=rounding)
         metrics = {
             "train/loss": total / divisor,
             **{f"train/{name}": statistic for name, statistic in measured.items()},
@@ -176,9 +111,9 @@ def make_step(
             after = replace(after, averages=averages, average_count=count)
         if statistics is not None or state.history is not None:
             means = jax.tree.map(lambda g: g / divisor, sums)
-            loss, key = total / divisor, _key_of(state, STATISTICS)
-            history, inside = state.history, reports(state, batch)
-            seen = SeenStep(state.params, means, updates, loss, grad_fn, key, micro_batches, history, inside)
+            loss, key = total / divisor, key_of(state, STATISTICS)
+            reports = gradient.reports(state, batch) if statistics and statistics.probes_layers else None
+            seen = SeenStep(state.params, means, updates, loss, grad_fn, key, micro_batches, state.history, reports)
             metrics |= measure(statistics, seen) if statistics else {}
             after = replace(after, history=next_history(seen))
         return _unless_skipped(state, after, metrics)
@@ -186,19 +121,9 @@ def make_step(
     return step
 
 
-def _key_of(state: State, purpose: int) -> PRNGKeyArray:
-    """Return the key of a purpose in the step after `state`."""
-    return key_of_step(state.key, purpose, state.step)
-
-
-def key_of_step(key: PRNGKeyArray, purpose: int, step: int | Array) -> PRNGKeyArray:
-    """Return the key of a purpose in the update from `step` to `step` + 1 of a run with this key."""
-    return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
-
-
-def no_loss(task: Task) -> Loss:
-    """Return the zero to which the losses of batches are added, on the host."""
-    return Loss(np.float32(0), np.float32(0), dict(task.metrics))
+def _shares(schedules: Mapping[str, ScheduledValue], state: State) -> dict[str, Any]:
+    """Return the share of each scheduled value in the step after `state`."""
+    return {name: value.share(state.step, state.live.decay_start) for name, value in schedules.items()}
 
 
 def _updated(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:
