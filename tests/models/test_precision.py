@@ -25,7 +25,7 @@ from trainkit.events.alerts import Watch
 from trainkit.optim.adamw import scale_by_adam
 from trainkit.parallel import precision
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import SMALLEST_COMPRESSED
+from trainkit.recipe.optimizers.moments import SMALLEST_COMPRESSED
 from trainkit.recipe.sections.schedule import Constant
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task

@@ -33,7 +33,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
+from trainkit.recipe.optimizers.parameters import Shape
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.schedule_spec import ScheduleSpec
 from trainkit.recipe.spec import Count
 

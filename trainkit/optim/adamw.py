@@ -19,7 +19,7 @@ from trainkit.parallel.precision import (
     zero_blocks,
 )
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import SMALLEST_COMPRESSED, Moments
+from trainkit.recipe.optimizers.moments import SMALLEST_COMPRESSED, Moments
 
 
 def build(spec: AdamW) -> optax.GradientTransformationExtraArgs:

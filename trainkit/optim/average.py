@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
+from trainkit.recipe.optimizers.parameters import Shape
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.average import AverageSpec
 from trainkit.recipe.spec import import_named
 

@@ -13,7 +13,8 @@ from jaxtyping import Array, PyTree
 
 from trainkit.optim.decay import decayed
 from trainkit.optim.scheduled import with_schedules
-from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
+from trainkit.recipe.optimizers.parameters import is_stacked
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.optimizers.wrapper_spec import Around, WrapperSpec
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.mup import rate_factor

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.parallel.precision import Blocks, from_blocks, greatest_in, random_bits, to_bfloat16, to_blocks
-from trainkit.recipe.optimizers.spec import SMALLEST_COMPRESSED, Moments
+from trainkit.recipe.optimizers.moments import SMALLEST_COMPRESSED, Moments
 
 
 def stored(

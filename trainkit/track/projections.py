@@ -37,7 +37,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import number
 from trainkit.events.plain_log import text
 from trainkit.events.schema import Event
-from trainkit.recipe.optimizers.spec import is_stacked
+from trainkit.recipe.optimizers.parameters import is_stacked
 from trainkit.recipe.sections.outputs import Track
 from trainkit.text import neutralise
 

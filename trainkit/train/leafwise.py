@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from trainkit.models import leaf_names
-from trainkit.recipe.optimizers.spec import is_stacked
+from trainkit.recipe.optimizers.parameters import is_stacked
 
 #: An array (L,) of each parameter by its name: a value for each layer of a stack, or (1,) outside the layers.
 Leaves = dict[str, Float[Array, " L"]]

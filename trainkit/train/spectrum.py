@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from trainkit.models import leaf_names
-from trainkit.recipe.optimizers.spec import is_stacked
+from trainkit.recipe.optimizers.parameters import is_stacked
 from trainkit.train.leafwise import Leaves, inner, ratio, total
 
 #: Products with a matrix and its transpose for an operator norm.

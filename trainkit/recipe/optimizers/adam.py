@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
+from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
-from trainkit.recipe.optimizers.spec import Decay, DecayType, Shape, WidthScaling, WithMoments, moment_bytes
+from trainkit.recipe.optimizers.spec import Decay, DecayType, WidthScaling
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
 

@@ -8,16 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
+from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
-from trainkit.recipe.optimizers.spec import (
-    Decay,
-    DecayType,
-    OptimizerSpec,
-    Shape,
-    WidthScaling,
-    WithMoments,
-    moment_bytes,
-)
+from trainkit.recipe.optimizers.spec import Decay, DecayType, OptimizerSpec, WidthScaling
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive
 
 

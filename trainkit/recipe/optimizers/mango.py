@@ -7,7 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments, is_stacked, moment_bytes
+from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
+from trainkit.recipe.optimizers.parameters import Shape, is_stacked
+from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
 
 VectorNorm = Literal["l2", "sign", "none"]

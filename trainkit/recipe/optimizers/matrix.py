@@ -9,14 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import (
-    Decay,
-    OptimizerSpec,
-    Shape,
-    WithMoments,
-    is_hidden_matrix,
-    moment_bytes,
-)
+from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
+from trainkit.recipe.optimizers.parameters import Shape, is_hidden_matrix
+from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
 Coefficients = Literal["newton-schulz", "polar-express"]

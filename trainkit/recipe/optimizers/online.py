@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape
+from trainkit.recipe.optimizers.parameters import Shape
+from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
 from trainkit.recipe.spec import NotNegative, Positive, Spec
 from trainkit.recipe.union import OneOf
 

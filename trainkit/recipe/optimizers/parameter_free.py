@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
-from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape
+from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
 from trainkit.recipe.spec import NotNegative, Positive
 
 

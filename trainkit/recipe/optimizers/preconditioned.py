@@ -9,7 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
-from trainkit.recipe.optimizers.spec import Decay, Shape, WithMoments, moment_bytes
+from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
+from trainkit.recipe.optimizers.parameters import Shape
+from trainkit.recipe.optimizers.spec import Decay
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
 Diagonal = Literal["none", "longest", "both"]

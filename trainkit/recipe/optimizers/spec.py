@@ -6,7 +6,6 @@ spec knows a rule by name.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -14,20 +13,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.optimizers.parameters import Shape, is_exempt_from_decay
 from trainkit.recipe.optimizers.schedulable import WithSchedules
 from trainkit.recipe.optimizers.wrapper_spec import Wrapper, WrapperSpec
 from trainkit.recipe.spec import NotNegative, Positive, Spec
 from trainkit.recipe.union import OneOf
 
-#: Dimensions of one parameter.
-Shape: TypeAlias = tuple[int, ...]
-Moments = Literal["float32", "bfloat16", "int8"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 WidthScaling = Literal["entrywise", "gradient"]
 DecayType = Literal["decoupled", "coupled", "independent", "cautious"]
-
-#: Moments of fewer numbers are not compressed: norms and biases take little memory, and rounding them does harm.
-SMALLEST_COMPRESSED = 4096
 
 
 class Group(Spec):
@@ -295,57 +289,3 @@ Optimizer: TypeAlias = Annotated[
         "trainkit.recipe.optimizers.preconditioned:OPTIMIZERS",
     ),
 ]
-
-
-class WithMoments(OptimizerSpec):
-    """An optimizer whose averages may be stored in fewer bits than they are computed in."""
-
-    moments: Moments = "float32"
-    """How averages are stored between steps; they are computed in float32. int8 is 8 bit on a logarithmic scale
-    in blocks of 32 (after Dettmers et al. 2022). Averages of fewer than 4096 numbers stay float32."""
-
-    averages: ClassVar[int]
-    """How many averages there are for each parameter, of its shape."""
-    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments"})
-
-    def state_bytes(self, shape: Shape) -> int:
-        return self.averages * moment_bytes(shape, self.moments)
-
-    def smaller(self) -> Iterator[dict[str, Any]]:
-        kinds = ("float32", "bfloat16", "int8")
-        for kind in kinds[kinds.index(self.moments) + 1 :]:
-            yield {"moments": kind}
-
-
-def moment_bytes(shape: Shape, moments: Moments) -> int:
-    """Return the bytes of one average of a parameter; int8 has a byte of scale for each block of 32 numbers."""
-    size = math.prod(shape)
-    if moments == "float32" or size < SMALLEST_COMPRESSED:
-        return 4 * size
-    return 2 * size if moments == "bfloat16" else size + math.ceil(size / 32)
-
-
-def is_stacked(name: str) -> bool:
-    """Whether the first axis of a parameter is that of layers."""
-    return name.startswith("blocks.")
-
-
-def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """Whether a parameter is a matrix between hidden layers: its last two axes are inputs and outputs.
-
-    `blocks.*` have a leading axis of layers. Embeddings, the output matrix, routers and norms are no hidden matrices.
-    """
-    own_axes = len(shape) - is_stacked(name)
-    parts = name.split(".")
-    outside = any("embedding" in part or "norm" in part or part == "router" for part in parts)
-    return own_axes >= 2 and name not in ("output", "output_bias", "classifier.output.weight") and not outside
-
-
-def is_exempt_from_decay(name: str) -> bool:
-    """Whether a parameter is a norm, a bias, an embedding or a magnitude (DoRA), which are not decayed by default."""
-    *parents, last = name.split(".")
-    return (
-        last.endswith("bias")
-        or "embedding" in last
-        or any("norm" in parent or parent == "magnitude" for parent in parents)
-    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape, is_hidden_matrix
+from trainkit.recipe.optimizers.parameters import Shape, is_hidden_matrix
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.spec import Count, Spec
 
 
