@@ -23,7 +23,7 @@ from trainkit.recipe.sections.mup import Mup
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.run import Plugins, Run
 from trainkit.recipe.sections.schedule import Cosine
-from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
+from trainkit.recipe.sections.schedule_spec import Schedule
 from trainkit.recipe.sections.schedules import Schedules, check_scheduled
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.stages import Stages
@@ -82,24 +82,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _a_timed_run_can_end_in_time(self) -> Recipe:
-        if not self.train.is_timed:
-            return self
-        key = "until" if self.train.until is not None else "duration"
-        if self.schedule.decay_start(2, ordered=NEVER) is None:
-            raise ValueError(
-                f'train.{key} needs a schedule whose decay can be moved, and schedule.type = "{self.schedule.type}" has'
-                ' none: write [schedule] type = "wsd"'
-            )
-        if self.optimizer_schedules:
-            raise ValueError(
-                f"schedules.{next(iter(self.optimizer_schedules))} needs a number of steps, and train.{key} has none:"
-                " leave one of them out"
-            )
-        if isinstance(self.schedule.warmup, float) and self.schedule.warmup:
-            raise ValueError(
-                f"schedule.warmup = {self.schedule.warmup} is a fraction of the run, whose steps are unknown with"
-                f" train.{key}: give it in steps, such as warmup = 100"
-            )
+        self.train.check_schedules(self.schedule, self.optimizer_schedules)
         return self
 
     @model_validator(mode="after")
@@ -155,13 +138,9 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_task_fits(self) -> Recipe:
-        self.task.check_model(self.model, partial(members_at, type(self), "model"))
-        trained = self.tokenizer and self.tokenizer.train
-        if self.task.masks and trained and not trained.mask:
-            raise ValueError(
-                f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.task.type}" needs:'
-                " set tokenizer.train.mask = true"
-            )
+        models = partial(members_at, type(self), "model")
+        self.task.check_model(self.model, models)
+        self.task.check_tokenizer(self.tokenizer)
         if "task" in self.model_fields_set:  # without a [task] section, documents for another task can still be cached
             try:
                 self.task.check_documents(self.data.train)
@@ -169,14 +148,7 @@ class Recipe(Spec):
                 raise ValueError(f"{error.where}: {error.problem}; {error.hint}") from None
             self.task.check_sizes(self.model, self.data)
         head = self.task.head(self.data)
-        if head.kind != "tokens" and head.kind not in self.model.class_heads:
-            fitting = ", ".join(
-                type_of(model) for model in members_at(type(self), "model") if head.kind in model.class_heads
-            )
-            raise ValueError(
-                f'task.type = "{self.task.type}" needs a head that gives scores of classes, which'
-                f' model.type = "{self.model.type}" cannot have: models that fit are {fitting or "none"}'
-            )
+        self.task.check_head(head, self.model, models)
         if self.sample is not None and (self.model.kind not in WRITING or head.kind != "tokens"):
             raise ValueError(
                 f'sample.prompts are continued or answered, which model.type = "{self.model.type}"'

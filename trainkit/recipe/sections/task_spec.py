@@ -9,6 +9,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import TOKENS, Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source, document_of
+from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.spec import Spec, type_of
 
 #: The types of documents that become one text, `text` being rows without `document`.
@@ -98,6 +99,24 @@ class TaskSpec(Spec):
             raise ValueError(
                 f'task.type = "{self.type}" does not train model.type = "{model.type}", whose kind is {model.kind}:'
                 f" models that fit are {fitting or 'none'}"
+            )
+
+    def check_head(self, head: Head, model: ModelSpec, models: Callable[[], Iterable[Any]]) -> None:
+        """Raise ValueError if the model cannot have the head that the task needs; `models` as for `check_model`."""
+        if head.kind != "tokens" and head.kind not in model.class_heads:
+            fitting = ", ".join(type_of(other) for other in models() if head.kind in other.class_heads)
+            raise ValueError(
+                f'task.type = "{self.type}" needs a head that gives scores of classes, which'
+                f' model.type = "{model.type}" cannot have: models that fit are {fitting or "none"}'
+            )
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Raise ValueError if a tokenizer that the run trains lacks a token that the task needs."""
+        trained = tokenizer and tokenizer.train
+        if self.masks and trained and not trained.mask:
+            raise ValueError(
+                f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.type}" needs:'
+                " set tokenizer.train.mask = true"
             )
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:

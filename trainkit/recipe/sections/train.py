@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -10,6 +11,7 @@ from pydantic import field_validator, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
 
 #: The hours, minutes and seconds of a duration; all are optional, but it must have one of them.
@@ -84,6 +86,27 @@ class Train(Spec):
                 f"train.until = {self.until!r} is in the past: it is {now.strftime(_SECONDS)} now",
                 where="train.until",
                 hint='give a later date and time, or a time alone, such as "08:00", for the next one',
+            )
+
+    def check_schedules(self, schedule: Schedule, others: Mapping[str, Schedule]) -> None:
+        """Raise ValueError if the run ends at a time, and its schedule, or another one, needs a number of steps."""
+        if not self.is_timed:
+            return
+        key = "until" if self.until is not None else "duration"
+        if schedule.decay_start(2, ordered=NEVER) is None:
+            raise ValueError(
+                f'train.{key} needs a schedule whose decay can be moved, and schedule.type = "{schedule.type}" has'
+                ' none: write [schedule] type = "wsd"'
+            )
+        if others:
+            raise ValueError(
+                f"schedules.{next(iter(others))} needs a number of steps, and train.{key} has none:"
+                " leave one of them out"
+            )
+        if isinstance(schedule.warmup, float) and schedule.warmup:
+            raise ValueError(
+                f"schedule.warmup = {schedule.warmup} is a fraction of the run, whose steps are unknown with"
+                f" train.{key}: give it in steps, such as warmup = 100"
             )
 
     @model_validator(mode="after")
