@@ -267,6 +267,12 @@ def test_a_series_over_another_axis_keeps_its_values_and_extremes_at_their_new_p
     assert moved.lowest and series.lowest and moved.lowest.value == series.lowest.value
     assert moved.lowest.step == 10 * series.lowest.step and moved.total == series.total
     assert np.nansum(moved.broken) == 500
+    stages = [{"begin": 0, "batch_size": 2}, {"begin": 10, "batch_size": 4}]
+    changing = View(plan={"tokens_per_step": 30, "steps": 20, "total_tokens": 600, "stages": stages})
+    grown = along(series, changing, "tokens")
+    assert grown is not None
+    at = np.asarray(series.steps, np.float64)
+    np.testing.assert_allclose(grown.steps, 20 * np.minimum(at, 10) + 40 * np.clip(at - 10, 0, 10))
     assert along(series, View(), "tokens") is None and along(series, view, "training time") is None
     assert along(series, View(plan={"tokens_per_step": "many"}), "tokens") is None
 

@@ -104,6 +104,8 @@ def _check_plan(plan: dict[str, Any], devices: list[Any]) -> None:
     sizes += plan.get("bytes", {}).values()
     if "batch" in plan:
         sizes += [plan["batch"][name] for name in ("global_size", "micro", "accumulation", "replicas")]
+    if stages := plan.get("stages"):
+        sizes += [plan["steps"], plan["total_tokens"], *(s[name] for s in stages for name in ("begin", "batch_size"))]
     if "devices" in plan and plan["devices"]["memory_bytes"] is not None:
         sizes.append(plan["devices"]["memory_bytes"])
     if not math.isfinite(sum(sizes)) or not all(isinstance(device, str) for device in devices):

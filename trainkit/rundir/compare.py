@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -79,12 +79,22 @@ def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Se
         per_step = view.plan.get("tokens_per_step")
         if not isinstance(per_step, int | float) or isinstance(per_step, bool) or per_step <= 0:
             return None
-        return _mapped(series, lambda steps: steps * float(per_step))
+        return _mapped(series, _tokens_at(view.plan))
     times = view.series.get(SECONDS)
     if not times:
         return None
     steps, passed = elapsed(times)
     return _mapped(series, lambda at: np.interp(at, steps, passed / seconds))
+
+
+def _tokens_at(plan: Mapping[str, Any]) -> Callable[[Floats], Floats]:
+    """Return the function from steps to the tokens of a run until then, by its plan, whose batches may change."""
+    if not (stages := plan.get("stages")):
+        per_step = float(plan["tokens_per_step"])
+        return lambda steps: steps * per_step
+    edges = np.array([*(stage["begin"] for stage in stages), plan["steps"]], np.float64)
+    rows = np.cumsum([0.0, *(np.diff(edges) * [stage["batch_size"] for stage in stages])])
+    return lambda steps: np.interp(steps, edges, rows / rows[-1] * plan["total_tokens"])
 
 
 def elapsed(times: Series) -> tuple[Floats, Floats]:
