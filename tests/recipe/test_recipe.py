@@ -429,7 +429,10 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
             [('type = "python-stdlib"', 'path = "a"\ndocument = { type = "chat" }')],
             'data.train.0.document: type = "chat" needs a chat template, which tokenizer.train does not make',
         ),
-        ([("seed = 3", "batch_size = 3")], "did you mean train.batch_size or evaluate.batch_size?"),
+        (
+            [("seed = 3", "batch_size = 3")],
+            "did you mean train.batch_size or schedules.batch_size or evaluate.batch_size?",
+        ),
         ([("seed = 3", "qwertz = 3")], "allowed here: name, seed, directory"),
         ([("every = 10", "every = nan")], "expected a whole number of at least 1"),
         ([("aim = false", "aim = 1979-05-27")], "expected true or false, found a date or time"),

@@ -13,9 +13,6 @@ from trainkit.recipe.sections.stages import Points, StageList, check_stages
 from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Spec
 
-#: The values of the optimizer that a schedule scales.
-OF_OPTIMIZER = ("weight_decay", "momentum", "beta2")
-
 
 class Schedules(Spec):
     """What changes over the run, beside the learning rate."""
@@ -28,7 +25,6 @@ class Schedules(Spec):
     the first of its `betas`. Corrections of an average's start at zero use the value of the step, as in torch."""
     beta2: Schedule | None = None
     """Scales the decay of the average of squares at each step, in the same way: usually the second of `betas`."""
-
     batch_size: StageList | None = None
     """The sequences of a step, by the steps after which they change: `[[0, 8], [1000, 16]]` begins with 8, and has 16
     after 1,000 steps. The largest is `train.batch_size`. No document is left out or seen twice where it changes."""
@@ -43,7 +39,7 @@ class Schedules(Spec):
     @property
     def of_optimizer(self) -> dict[str, Schedule]:
         """Return the schedules that scale values of the optimizer, by the names of these values."""
-        found = {name: getattr(self, name) for name in OF_OPTIMIZER}
+        found = {"weight_decay": self.weight_decay, "momentum": self.momentum, "beta2": self.beta2}
         return {name: schedule for name, schedule in found.items() if schedule is not None}
 
     def check_lengths(self, steps: int) -> None:
