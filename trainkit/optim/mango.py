@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 from trainkit.optim.moments import stored
 from trainkit.optim.muon import is_tall, laprop, orthogonal
 from trainkit.parallel.mesh import on_own_matrices
-from trainkit.recipe.optimizers.mango import MangoOfRole
+from trainkit.recipe.optimizers.mango import MangoOfRole, kind_for
 
 
 def build(spec: MangoOfRole, *, stacked: bool) -> optax.GradientTransformation:
@@ -37,7 +37,7 @@ def _normalized(spec: MangoOfRole, directions: PyTree, *, stacked: bool) -> PyTr
     heads = spec.head_size if spec.role.startswith("attention") else None
     if heads is not None:
         leaves = [_split(leaf, heads, matrix=spec.role == "attention") for leaf in leaves]
-    kind = getattr(spec.normalize, spec.role)
+    kind = kind_for(spec.normalize, spec.role)
     if kind == "newton-schulz":
         leaves = _orthogonalised(leaves, spec)
     elif kind == "sign":
@@ -70,7 +70,7 @@ def _orthogonalised(leaves: list[Array], spec: MangoOfRole) -> list[Array]:
 
 
 def _by_weights(spec: MangoOfRole, directions: PyTree, params: PyTree, *, stacked: bool) -> PyTree:
-    kind = getattr(spec.weights, spec.role)
+    kind = kind_for(spec.weights, spec.role)
     if kind == "none":
         return directions
     structure: Any

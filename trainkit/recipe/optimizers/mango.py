@@ -70,6 +70,20 @@ class WeightNorms(Spec):
     """The greatest that the power is taken for. If absent, there is no limit."""
 
 
+def kind_for(kinds: Normalizations | WeightNorms, role: Role) -> str:
+    """Return what a table says about the parameters of a role."""
+    by_role: dict[Role, str] = {
+        "matrices": kinds.matrices,
+        "embeddings": kinds.embeddings,
+        "head": kinds.head,
+        "attention": kinds.attention,
+        "attention_biases": kinds.attention_biases,
+        "scales": kinds.scales,
+        "biases": kinds.biases,
+    }
+    return by_role[role]
+
+
 class Mango(WithMoments):
     """Momentum normalized by what a parameter is for (Mango of ZQZCalin's fork of Trainit, with the options of its
     second version). The wrapper `offset` adds its offsets; groups give parameters their own rates and options."""
