@@ -7,7 +7,6 @@ no time, and needs neither jax nor a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -17,16 +16,15 @@ from trainkit.plan.split import (
     BatchSplit,
     Choice,
     Devices,
-    Stage,
     activation_bytes,
     check_split,
     choices,
     has_flash,
     mesh_axes,
     room_for_activations,
-    stages_of,
     state_bytes,
 )
+from trainkit.plan.stages import Stage, flops_of_stages, flops_per_token_of, stages_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.sections.adapter import adapter_parameters, trained_shapes
@@ -207,7 +205,7 @@ def make_plan(
     tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
     steps = _steps(recipe, data, tokens_per_step)
     _check_average(recipe, steps)
-    flops_of_token = partial(_flops_of_token, recipe, vocab_size)
+    flops_of_token = partial(flops_per_token_of, recipe, vocab_size)
     flops_per_token = flops_of_token(length)
     rows = recipe.batch_sizes.before(steps)
     total_tokens = round(rows / size * tokens_per_step)
@@ -215,7 +213,7 @@ def make_plan(
     total_flops = flops_per_token * total_tokens
     if stages:
         tokens_per_step = total_tokens / steps
-        total_flops = _flops_of_stages(stages, steps=steps, tokens=total_tokens)
+        total_flops = flops_of_stages(stages, steps=steps, tokens=total_tokens)
     return Plan(
         steps=steps,
         epochs=rows / size / (data.batches or data.examples / size) if data else None,
@@ -305,27 +303,7 @@ def _check_average(recipe: Recipe, steps: int) -> None:
         )
 
 
-def _flops_of_token(recipe: Recipe, vocab_size: int, length: int) -> int:
-    """Return the FLOPs of a token in sequences of this length: see `make_plan`."""
-    attention = 3 * recipe.model.attention_flops_per_token(sequence_length=length)
-    once = 6 * recipe.model.matmul_parameters_once() // length
-    return _matmul_flops_per_token(recipe, vocab_size=vocab_size) + attention + once
-
-
-def _flops_of_stages(stages: Sequence[Stage], *, steps: int, tokens: int) -> int:
-    """Return the FLOPs of a run of `steps` with so many `tokens`, which its stages divide by their batch sizes."""
-    ends = [*(stage.begin for stage in stages[1:]), steps]
-    rows = [(end - stage.begin) * stage.batch_size for stage, end in zip(stages, ends, strict=True)]
-    flops = sum(count * stage.flops_per_token for count, stage in zip(rows, stages, strict=True))
-    return round(flops / sum(rows) * tokens)
-
-
 def _compute(recipe: Recipe, devices: Devices) -> Compute:
     if recipe.precision.compute != "auto":
         return recipe.precision.compute
     return "float32" if devices.platform == "cpu" else "bfloat16"
-
-
-def _matmul_flops_per_token(recipe: Recipe, *, vocab_size: int) -> int:
-    base = recipe.model.matmul_parameters(vocab_size=vocab_size)
-    return 4 * base + 6 * adapter_parameters(recipe.adapter, recipe.model) if recipe.adapter else 6 * base

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
@@ -63,38 +63,6 @@ class BatchSplit:
     def of_size(self, size: int) -> BatchSplit:
         """Return the split of a batch of another size into the same micro-batches."""
         return replace(self, global_size=size, accumulation=size // (self.micro * self.replicas))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """Steps with batches of one shape: the updates before it, its sequences, their length, and the FLOPs of a token."""
-
-    begin: int
-    batch_size: int
-    length: int
-    flops_per_token: int
-
-
-def stages_of(recipe: Recipe, steps: int, flops_of_token: Callable[[int], int]) -> tuple[Stage, ...]:
-    """Return the stages of a run of `steps`, in their order; none if all batches have one shape.
-
-    Args:
-        flops_of_token: from the length of its sequence.
-    """
-    sizes, lengths = recipe.batch_sizes, recipe.step_lengths
-    begins = sorted({*sizes.begins, *lengths.begins})
-    if len(begins) == 1:
-        return ()
-    return tuple(
-        Stage(
-            begin=begin,
-            batch_size=sizes.at(begin),
-            length=(length := lengths.at(begin)),
-            flops_per_token=flops_of_token(length),
-        )
-        for begin in begins
-        if begin < steps
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
