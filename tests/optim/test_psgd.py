@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import trajectories
 from trajectories import trajectory
 
+from trainkit import optim
 from trainkit.optim import psgd as rule
 from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.preconditioned import Psgd
@@ -85,3 +87,14 @@ def test_psgd_ends_where_its_published_update_ends(
     trajectories.assert_equal(found, psgd(diagonal, 20))
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim)
     assert kept == spec.total_state_bytes(shapes)
+
+
+def test_factors_of_a_matrix_without_a_gradient_stay() -> None:
+    params = {MATRIX: jnp.ones((2, 6, 8))}
+    built = optim.build(Psgd(type="psgd", learning_rate=RATE, adamw=REST), {MATRIX: MATRIX}, params)
+    grads = {MATRIX: jnp.stack([jnp.zeros((6, 8)), jnp.eye(6, 8)])}
+    state = built.init(params)
+    _, after = jax.jit(built.update)(grads, state, params, key=jax.random.key(0))
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+    moved = [(q != new).any((-2, -1)).tolist() for q, new in pairs if q.ndim == 3 and q.shape[-2] == q.shape[-1]]
+    assert moved == [[False, True], [False, True]]

@@ -100,8 +100,12 @@ def _balanced(factors: Factors, balances: Array) -> Factors:
 def _fitted(factors: Factors, g: Array, probe: Array, rate: float) -> Factors:
     """Return factors L and R after a step, from A = L G R^T and B = L^-T V R^-1 with the probe V."""
     a, b = _on_both(_times, factors, g), _on_both(_solved, factors, probe)
-    left, right = factors
-    return _one_fitted(left, a, b, rate), _one_fitted(right, a.mT, b.mT, rate)
+    # without a gradient, as of an expert that no token reaches, factors would grow without end
+    seen = (g != 0).any((-2, -1), keepdims=True)
+    left, right = (
+        jnp.where(seen, _one_fitted(q, *both, rate), q) for q, both in zip(factors, ((a, b), (a.mT, b.mT)), strict=True)
+    )
+    return left, right
 
 
 def _one_fitted(q: Array, a: Array, b: Array, rate: float) -> Array:
