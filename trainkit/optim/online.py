@@ -40,8 +40,8 @@ class OnlineState(NamedTuple):
     delta: PyTree
     """The update that the learner chose last."""
     learner: Any
-    ahead: PyTree | None
-    """Of uniform scaling: the parameters after the whole update, in float32."""
+    rest: PyTree | None
+    """Of uniform scaling: the rest of the last update, by which the next step begins."""
 
 
 def build(spec: OnlineToNonConvex) -> optax.GradientTransformationExtraArgs:
@@ -52,22 +52,27 @@ def build(spec: OnlineToNonConvex) -> optax.GradientTransformationExtraArgs:
 
     def init(params: PyTree) -> OnlineState:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        ahead = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params) if uniform else None
-        return OnlineState(zeros, learner.init(params), ahead)
+        return OnlineState(zeros, learner.init(params), zeros if uniform else None)
 
     def update(
-        grads: PyTree, state: OnlineState, params: PyTree, *, learning_rate: Array, key: PRNGKeyArray, **_: Any
+        grads: PyTree,
+        state: OnlineState,
+        params: PyTree | None = None,
+        *,
+        learning_rate: Array,
+        key: PRNGKeyArray,
+        **_: Any,
     ) -> tuple[PyTree, OnlineState]:
         rate = jnp.asarray(learning_rate, jnp.float32)
         delta, after = learner.update(grads, state.learner, state.delta, rate)
         whole = jax.tree.map(lambda d: rate * d, delta) if learner.without_rate else delta
         scale = _random(spec.scaling, jax.random.fold_in(key, SCALING))
-        moved, ahead = jax.tree.map(lambda u: -scale * u, whole), state.ahead
+        moved, rest = jax.tree.map(lambda u: scale * u, whole), state.rest
         if uniform:
-            moved = jax.tree.map(lambda p, x, u: p - x - scale * u, params, ahead, whole)
-            ahead = jax.tree.map(jnp.add, ahead, whole)
+            moved = jax.tree.map(jnp.add, moved, rest)
+            rest = jax.tree.map(lambda r, u: jnp.where(rate > 0, (1 - scale) * u, r), rest, whole)
         over_rate = jnp.where(rate > 0, 1 / jnp.where(rate > 0, rate, 1), 0)
-        return jax.tree.map(lambda m: over_rate * m, moved), OnlineState(delta, after, ahead)
+        return jax.tree.map(lambda m: -over_rate * m, moved), OnlineState(delta, after, rest)
 
     return stored(optax.GradientTransformationExtraArgs(init, update), "float32", {})
 

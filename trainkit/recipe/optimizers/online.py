@@ -112,8 +112,8 @@ class OnlineToNonConvex(OptimizerSpec):
     """The online learner, which sees the gradients one after the other and chooses the next update."""
     scaling: Literal["exponential", "uniform", "none"] = "exponential"
     """The random number that scales each update. `exponential`, of mean 1, as in Zhang & Cutkosky 2024; `uniform` takes
-    the gradient at a random place between the parameters before and after the whole update, as in the paper, and keeps
-    the parameters after it; `none` takes updates as they are."""
+    the gradient at a random place between the parameters before and after the whole update, as in the paper, and moves
+    on by the rest of it in the next step; `none` takes updates as they are."""
 
     implementation: ClassVar[str] = "trainkit.optim.online"
     owns_rate: ClassVar[bool] = True
