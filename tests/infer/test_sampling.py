@@ -17,6 +17,7 @@ from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.sampling import Sampling, candidates, draw, penalise
 from trainkit.infer.settings import OURS, Generation, GenerationSettings, generation, settle, settle_search
 from trainkit.infer.target_rules import NO_RULES, TargetRules
+from trainkit.recipe.sections.outputs import Sample
 
 VOCAB = 23
 #: Far enough apart that rounding puts no two the other way round; with equals among them.
@@ -156,6 +157,7 @@ def test_what_is_typed_goes_before_what_the_config_says_and_that_before_what_is_
 
 
 def test_a_top_k_of_zero_that_is_typed_draws_from_all_as_one_in_a_config_does(tmp_path: Path) -> None:
+    assert Sample(top_k=0).most_candidates is None and Sample().most_candidates == 50
     assert settle({"top_k": 0}, config(tmp_path, top_k=20), max_tokens=1).sampling == OURS
     assert settle({"top_k": 0}, None, max_tokens=1).sampling == OURS
 

@@ -119,7 +119,7 @@ class Sampler:
         self._new_tokens = min(spec.max_tokens, context_length - 1)
         # a continuation shares the context with its prompt; a target has its own
         self._sources, self._room = sources, context_length - (0 if sources else self._new_tokens)
-        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty)
+        sampling = Sampling(spec.temperature, spec.most_candidates, spec.top_p, spec.min_p, spec.repetition_penalty)
         new_tokens = self._new_tokens
 
         def continue_prompts(params: PyTree, frozen: PyTree, rows: Array, lengths: Array, key: PRNGKeyArray) -> Array:

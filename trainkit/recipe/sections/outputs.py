@@ -75,14 +75,19 @@ class Sample(Spec):
     """Largest number of tokens to write after a prompt."""
     temperature: NotNegative = 0.8
     """What the logits are divided by. Higher is more varied; 0 always takes the likeliest token."""
-    top_k: Count | None = 50
-    """Draw only from this many of the likeliest tokens."""
+    top_k: Annotated[int, Field(ge=0)] | None = 50
+    """Draw only from this many of the likeliest tokens; 0: from all."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Draw only from the likeliest tokens whose probabilities together reach this share. If absent, from all."""
     min_p: Fraction | None = None
     """Draw only from tokens at least this many times as likely as the likeliest. If absent, from all."""
     repetition_penalty: Positive = 1.0
     """Above 1, tokens that already occur in the text become less likely; 1 changes nothing."""
+
+    @property
+    def most_candidates(self) -> int | None:
+        """Return from how many of the likeliest tokens one is drawn; None for all."""
+        return self.top_k or None
 
     @property
     def has_conversations(self) -> bool:
