@@ -331,6 +331,14 @@ def test_there_is_a_published_config_of_every_family_and_each_is_looked_at():
     assert {family_of_spec(spec).model_type for spec, _ in PUBLISHED.values()} == {f.model_type for f in families()}
 
 
+@pytest.mark.parametrize("name", ["pegasus", "mbart", "marian"])
+def test_families_like_bart_that_are_not_supported_are_refused_by_name(name):
+    config = {"model_type": name, "architectures": [f"{name.title()}ForConditionalGeneration"], "d_model": 8}
+    with pytest.raises(TrainkitError, match=f'model_type = "{name}" .* is not supported') as error:
+        family_of(config, where="config.json")
+    assert "bart (BartForConditionalGeneration)" in error.value.hint
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read_to_the_model_that_it_means(name):
     spec, parameters = PUBLISHED[name]
