@@ -244,6 +244,8 @@ def test_a_template_whose_blocks_are_never_reached_is_refused():
         ({"messages": turns("a")}, "no turn of the assistant, and so nothing to learn; roles found: 'user'", '"all"'),
         ({"messages": turns("a", "\ud800")}, "half of a surrogate pair", ""),
         ({"messages": turns("a", "b"), "tools": "{"}, "'tools' is a string that is not JSON", ""),
+        ({"messages": turns("a", "b", "c", " \n")}, "messages[3] is a turn of the assistant that is learned", "train"),
+        ({"messages": turns("a", [{"type": "text", "text": ""}])}, "messages[1] is a turn", "leave such rows out"),
     ],
 )
 @pytest.mark.parametrize("text", [CHATML, plain(CHATML)])
@@ -252,6 +254,18 @@ def test_a_row_that_is_no_conversation_is_reported(text, row, problem, hint):
     assert isinstance(found, tuple)
     assert problem in found[0]
     assert hint in found[1]
+
+
+def test_a_turn_without_text_is_no_mistake_where_it_is_not_learned_or_says_something_else():
+    silent = {"role": "assistant", "content": ""}
+    call = {**silent, "tool_calls": [{"function": {"name": "look"}}]}
+    for messages, learn in (
+        ([*turns("a"), {**silent, "train": False}, *turns("b", "c")], "assistant"),
+        ([*turns("a"), silent, *turns("b", "c")], "last"),
+        ([*turns("a"), silent], "all"),
+        ([*turns("a"), call], "assistant"),
+    ):
+        assert isinstance(make_chat(a_chat(learn=learn), a_template(CHATML), {"messages": messages}, 0), list)
 
 
 def test_what_a_template_says_against_a_conversation_is_passed_on():

@@ -127,3 +127,5 @@ def test_a_conversation_is_learned_behind_the_words_that_ask_for_its_answer() ->
         assert piece.text[begin:end] == "yes</s>" and piece.label == 0
     problem, _ = make(JudgedChat(type="judged-chat"), {"completion": [asked], "label": 1}, 0, RowContext(chat=template))
     assert "no messages before" in problem
+    silent = {"completion": [asked, {**said, "content": ""}], "label": 1}
+    assert make(JudgedChat(type="judged-chat"), silent, 0, RowContext(chat=template))[0] == "has an empty answer"

@@ -99,6 +99,11 @@ COUNTS = ChatTemplate("{{ messages | length }}{% for m in messages %}{{ m.conten
         ({"chosen": ROWS[0]["chosen"], "rejected": ROWS[0]["chosen"]}, TEMPLATE, "the same answer"),
         ({"chosen": ROWS[0]["chosen"], "rejected": ROWS[0]["chosen"][:1]}, TEMPLATE, "'rejected' has no answer of"),
         ({"chosen": [assistant("a")], "rejected": [assistant("b")]}, TEMPLATE, "no messages before the answers"),
+        (
+            {"chosen": ROWS[0]["chosen"], "rejected": [*ROWS[0]["chosen"][:1], assistant(" ")]},
+            TEMPLATE,
+            "has an empty answer in 'rejected'",
+        ),
         (ROWS[0], COUNTS, "differently when an answer follows"),
     ],
 )

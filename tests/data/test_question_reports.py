@@ -11,6 +11,7 @@ from test_questions import CONTEXT, LONG, recipe_of, row
 
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
+from trainkit.data.checks import find_evaluation_problems
 from trainkit.evaluation.answers import AnswerReport
 from trainkit.evaluation.results import PredictionTable
 
@@ -57,6 +58,16 @@ def test_the_best_window_answers_and_the_most_similar_answer_counts(tmp_path: Pa
     assert values == pytest.approx({"exact_match": 2 / 3, "f1": (1 + 1 + 2 / 3) / 3})
     values, texts = reported(tmp_path, says, threshold=2.5)
     assert texts["many"] == ("", "dog") and values["exact_match"] == pytest.approx(1 / 3)
+
+
+def test_questions_that_are_evaluated_are_checked_under_the_name_of_their_set(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, [row(CONTEXT, CONTEXT[:60])], sequence_length=16)
+    (problem,) = find_evaluation_problems(caches.build(recipe), recipe, "test")
+    assert problem.level == "warning"  # nothing is learned from it, so that it is no error
+    assert problem.message.startswith("test: 1 of 1 answers are whole in no window of data.sequence_length = 16")
+    recipe = recipe_of(tmp_path, [row(CONTEXT, "cat", question=CONTEXT)], sequence_length=16)
+    problem, *_ = find_evaluation_problems(caches.build(recipe), recipe, "test")
+    assert problem.level == "error" and problem.message.startswith("test: ") and "rows.jsonl:1" in problem.message
 
 
 @pytest.mark.parametrize("eos", [True, False])

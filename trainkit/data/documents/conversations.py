@@ -112,7 +112,22 @@ def _wanted(
             f"'{document.key}' has nothing to learn: train = false or weight = 0 on each turn of the assistant"
             + (" that counts, the last one" if document.learn == "last" else "")
         )
+    empty = next((k for k in wanted if document.learn != "all" and says_nothing(messages[k])), None)
+    if empty is not None:
+        raise TrainkitError(
+            f"{document.key}[{empty}] is a turn of the assistant that is learned and has no text",
+            hint='leave such rows out, or let the turn not be learned: "train": false in the message',
+        )
     return wanted
+
+
+def says_nothing(message: Message) -> bool:
+    """Return whether a message has nothing but blanks: no text, and no call of a tool or anything else."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", part)) if isinstance(part, Mapping) else str(part) for part in content)
+    others = message.keys() - {"role", "content", "name"}
+    return not any(message[key] for key in others) and not str(content or "").strip()
 
 
 def read_messages(row: Mapping[str, Any], key: str, setting: str, *, columns: bool = False) -> list[Message]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit.data.documents.chat_template import ChatTemplate
-from trainkit.data.documents.conversations import read_messages, render_taken, template_values
+from trainkit.data.documents.conversations import read_messages, render_taken, says_nothing, template_values
 from trainkit.data.documents.pieces import Piece, RowContext, learned_in_part
 from trainkit.data.documents.preferences import find_answer
 from trainkit.data.documents.templates import fill
@@ -75,7 +75,10 @@ def _conversation(
         prompt = read_messages(row, document.prompt, "document.prompt", columns=columns)
     if not prompt:
         raise TrainkitError("has no messages before the answer", hint="a conversation begins with a question")
-    if not any(message["role"] == "assistant" for message in messages):
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if answers and all(map(says_nothing, answers)):
+        raise TrainkitError("has an empty answer", hint="there is nothing to learn from it")
+    if not answers:
         raise TrainkitError(
             f"'{document.answer}' does not end with an answer of the assistant",
             hint='answers look like {"role": "assistant", "content": "…"}',

@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit.data.documents.chat_template import ChatTemplate, render
-from trainkit.data.documents.conversations import Message, read_messages, render_taken, template_values
+from trainkit.data.documents.conversations import (
+    Message,
+    read_messages,
+    render_taken,
+    says_nothing,
+    template_values,
+)
 from trainkit.data.documents.labels import labels_of
 from trainkit.data.documents.pieces import Piece, RowContext, learned_in_part, pair
 from trainkit.data.documents.templates import fill
@@ -77,7 +83,10 @@ def _conversations(
         return _SAME
     shared = len(before) if document.prompt is not None else _count_same(chosen, rejected)
     for key, messages in ((document.chosen, chosen), (document.rejected, rejected)):
-        if not any(message["role"] == "assistant" for message in messages[shared:]):
+        answers = [message for message in messages[shared:] if message["role"] == "assistant"]
+        if answers and all(map(says_nothing, answers)):
+            return f"has an empty answer in '{key}'", "there is nothing to learn from it"
+        if not answers:
             return (
                 f"'{key}' has no answer of the assistant after the messages that both conversations begin with",
                 'answers look like {"role": "assistant", "content": "…"}',
