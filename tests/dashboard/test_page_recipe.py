@@ -231,11 +231,11 @@ def test_hostile_values_are_inert_at_every_size(run: Path, size: tuple[int, int]
     st.integers(10, 100),
 )
 def test_no_line_of_a_table_is_wider_than_there_is_room_for(rows: list[tuple[str, str, str]], width: int) -> None:
-    from trainkit.dashboard.panels.rows import _fitting, _line
+    from trainkit.dashboard.panels.rows import _fit_columns, _line
 
     columns = [Column("a", least=4), Column("b", drop=1, least=4, right=True), Column("c", drop=2, least=4)]
     cells = [[cell(text) for text in row] for row in rows]
-    kept = _fitting(columns, cells, width)
+    kept = _fit_columns(columns, cells, width)
     widths = {_line(row, columns, kept).cell_length for row in cells}
     assert len(widths) == 1 and widths.pop() <= width
 

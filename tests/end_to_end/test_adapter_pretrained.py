@@ -355,7 +355,7 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
     shapes = jax.eval_shape(made, jax.random.key(0))
     lie = mesh.shardings(on, shapes)
     placed = jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, lie)
-    seen, pack = [], loading._packed
+    seen, pack = [], loading._pack
 
     def live() -> int:
         gc.collect()
@@ -365,7 +365,7 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
         seen.append(live() - before)  # here the leaf is there in full, and what was packed before it
         return pack(leaf, on)
 
-    monkeypatch.setattr(loading, "_packed", watched)
+    monkeypatch.setattr(loading, "_pack", watched)
     before = live()
     loaded = load_base(load(Path("packed.toml")).recipe, placed, on=on)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

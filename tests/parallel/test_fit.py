@@ -425,9 +425,9 @@ def test_a_step_with_statistics_that_does_not_fit_is_left_out(program, monkeypat
     def refused(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(building, "_compiled", refused)
+    monkeypatch.setattr(building, "_compile", refused)
     program = dataclasses.replace(program, built=build(asked, planned(asked)))
     assert with_statistics(program, layouts(made)) is program
-    monkeypatch.setattr(building, "_compiled", lambda *_: ({}, dataclasses.replace(program.memory, rest=1 << 60)))
+    monkeypatch.setattr(building, "_compile", lambda *_: ({}, dataclasses.replace(program.memory, rest=1 << 60)))
     small = dataclasses.replace(program, plan=planned(asked, Devices(count=1, memory_bytes=1 << 40)))
     assert with_statistics(small, layouts(made)) is small

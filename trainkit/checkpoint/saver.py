@@ -84,9 +84,9 @@ class Saver:
         self._snapshot: dict[str, jax.Array] = {}
         self._written: dict[int, Kind] = {}
         #: The id of the process that names drafts, and the number of saves so far.
-        self._writer, self._saves = hosts.from_first(self._prepared), 0
+        self._writer, self._saves = hosts.from_first(self._prepare), 0
 
-    def _prepared(self) -> int:
+    def _prepare(self) -> int:
         """Remove what a killed writer left, and return the id of this process."""
         directory = store.directory_of(self._run)
         try:
@@ -179,7 +179,7 @@ class Saver:
         if device.platform != "cpu":
             # reusing the buffers saves page faults on a CPU; the memory of other devices is better freed
             self._snapshot = {}
-        return self._saved(manifest, started)
+        return self._finish_save(manifest, started)
 
     def _in_turn(self, part: str, write: Callable[[], None], *, first: bool = False) -> None:
         """Write in every process, or only in the `first` one, and return once all processes have called this.
@@ -237,9 +237,9 @@ class Saver:
             self._in_turn("kept", write)
         except (OSError, ValueError) as error:
             raise _cannot_write(directory, error) from error
-        return self._saved(read[0], started)
+        return self._finish_save(read[0], started)
 
-    def _saved(self, manifest: Manifest, started: float) -> Saved:
+    def _finish_save(self, manifest: Manifest, started: float) -> Saved:
         path = store.directory_of(self._run) / str(manifest.step)
         seconds = time.monotonic() - started
         return Saved(manifest.step, manifest.kind, str(path.relative_to(self._run)), manifest.bytes, seconds)

@@ -18,22 +18,22 @@ def plain(leaf: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _copied(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _copy(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {name: jnp.copy(plain(leaf)) for name, leaf in leaves.items()}
 
 
-def _recopied(old: dict[str, jax.Array], leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return _copied(leaves)
+def _copy_into(old: dict[str, jax.Array], leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return _copy(leaves)
 
 
 # XLA writes the copy into the buffers of `old`, which is donated
-_recopied_jit = jax.jit(_recopied, donate_argnums=0, keep_unused=True)
+_recopied_jit = jax.jit(_copy_into, donate_argnums=0, keep_unused=True)
 
 
 def copy_leaves(leaves: dict[str, jax.Array], old: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return a copy on the devices, with keys as their data, that reuses the buffers of `old` if all of them fit."""
     fits = leaves.keys() == old.keys() and all(_is_alike(plain(leaves[name]), old[name]) for name in old)
-    return _recopied_jit(old, leaves) if fits else _copied(leaves)
+    return _recopied_jit(old, leaves) if fits else _copy(leaves)
 
 
 def _is_alike(a: jax.Array, b: jax.Array) -> bool:

@@ -36,7 +36,7 @@ def directory_of(run_directory: Path) -> Path:
 
 def step_directories(run_directory: Path) -> list[Path]:
     """Return the directories of a run's checkpoints, readable or not, by ascending step."""
-    return _numbered(directory_of(run_directory))
+    return _numbered_directories(directory_of(run_directory))
 
 
 def checkpoints(run_directory: Path) -> list[Info]:
@@ -196,7 +196,7 @@ def set_aside(directory: Path, *, beyond: int) -> list[int]:
     Args:
         directory: holds a directory for each step, such as `runs/NAME/checkpoints`.
     """
-    later = [path for path in _numbered(directory) if int(path.name) > beyond]
+    later = [path for path in _numbered_directories(directory) if int(path.name) > beyond]
     target = directory / f"{_ASIDE}{len(list(directory.glob(f'{_ASIDE}*'))) + 1}"
     for path in later:
         target.mkdir(exist_ok=True)
@@ -204,7 +204,7 @@ def set_aside(directory: Path, *, beyond: int) -> list[int]:
     return [int(path.name) for path in later]
 
 
-def _numbered(directory: Path) -> list[Path]:
+def _numbered_directories(directory: Path) -> list[Path]:
     try:
         numbered = [path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()]
     except FileNotFoundError:

@@ -180,7 +180,7 @@ def masks_legend(*, colour: bool) -> Iterator[str]:
     yield "the step learns only the tokens with brackets, and hides them:"
     meanings = {"[masked]": "the mask token replaces it", "[random TOKEN]": "another replaces it", "[kept]": "it stays"}
     yield "  " + " · ".join(
-        f"{_painted(bracket, _colour_of(bracket)) if colour else bracket} {meaning}"
+        f"{_paint(bracket, _colour_of(bracket)) if colour else bracket} {meaning}"
         for bracket, meaning in meanings.items()
     )
 
@@ -197,16 +197,16 @@ def row_lines(row: ShownRow, *, colour: bool, masks: bool = False) -> Iterator[s
     for piece in row.pieces:
         part = f"{piece.part}: " if piece.part else ""
         yield f"  {part}{piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
-        text = "".join(_marked(text, learned, colour, masks) for text, learned in piece.runs)
+        text = "".join(_mark_text(text, learned, colour, masks) for text, learned in piece.runs)
         yield from (f"    | {line}" for line in text.splitlines())
 
 
-def _marked(text: str, learned: bool, colour: bool, masks: bool) -> str:
+def _mark_text(text: str, learned: bool, colour: bool, masks: bool) -> str:
     # a text from a file must not move the cursor
     inert = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
     if not colour:
         return inert if learned else f"⟪{inert}⟫"
-    return _painted(inert, _DIM if not learned else _colour_of(inert) if masks else _LEARNED)
+    return _paint(inert, _DIM if not learned else _colour_of(inert) if masks else _LEARNED)
 
 
 def _colour_of(token: str) -> str:
@@ -215,7 +215,7 @@ def _colour_of(token: str) -> str:
     return _RANDOM if fate.startswith("random") else _KEPT if fate.startswith("kept") else _LEARNED
 
 
-def _painted(text: str, mark: str) -> str:
+def _paint(text: str, mark: str) -> str:
     return "\n".join(f"{mark}{line}{_PLAIN}" for line in text.split("\n"))
 
 

@@ -159,7 +159,7 @@ def settle_options(options: Options, trained: TrainedModel, *, max_tokens: int) 
     config = generation(trained.directories)
     if config is not None and trained.spec.kind == "encoder-decoder":
         config = config.of_searcher()
-    return _noted(settle(options.settings(), config, max_tokens=max_tokens))
+    return _note(settle(options.settings(), config, max_tokens=max_tokens))
 
 
 def settle_beams(
@@ -173,10 +173,10 @@ def settle_beams(
     if config is not None and trained.spec.kind == "encoder-decoder":
         config = config.of_searcher()
     settings, search = settle_search(typed, config, beams=beams, max_tokens=max_tokens)
-    return _noted(settings), search
+    return _note(settings), search
 
 
-def _noted(settings: GenerationSettings) -> GenerationSettings:
+def _note(settings: GenerationSettings) -> GenerationSettings:
     for note in settings.notes:
         print(neutralise(note), file=sys.stderr)
     return settings

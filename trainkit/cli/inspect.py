@@ -50,7 +50,7 @@ def inspect(
     from trainkit.data.show import show
     from trainkit.recipe.toml.load import locate_error
 
-    loaded, run = _loaded(what, overrides or [], mode)
+    loaded, run = _load(what, overrides or [], mode)
     recipe = loaded.recipe
     steps = range(first) if step is None else range(step, step + 1)
     try:
@@ -140,7 +140,7 @@ def _fingerprint_in_checkpoint(run: Path) -> str | None:
     return None
 
 
-def _loaded(what: str, overrides: Sequence[str], mode: str) -> tuple[Loaded, Path | None]:
+def _load(what: str, overrides: Sequence[str], mode: str) -> tuple[Loaded, Path | None]:
     """Return the recipe at a path, or a run's recipe and the run's directory."""
     if Path(what).is_file() or what.endswith(".toml"):
         from trainkit.hub.recipe import load

@@ -79,7 +79,7 @@ def run(
         if not smoke:
             check_lengths(loaded, mode)
         else:
-            loaded = replace(loaded, recipe=_shortened(loaded.recipe))
+            loaded = replace(loaded, recipe=_shorten(loaded.recipe))
         for note in notes(loaded.recipe) if hosts.is_first() else ():
             print(f"note: {note}", file=sys.stderr)
         run_directory = hosts.from_first(lambda: create(loaded))
@@ -93,7 +93,7 @@ def run(
             raise
 
 
-def _shortened(recipe: Recipe) -> Recipe:
+def _shorten(recipe: Recipe) -> Recipe:
     """Return the recipe with a short evaluation and, where it has them, short samples and an early export."""
     generate = recipe.evaluate.generate and recipe.evaluate.generate.model_copy(
         update={"max_items": 2, "max_tokens": 8}

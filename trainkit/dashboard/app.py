@@ -189,7 +189,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         if offered != self._offered:
             self._offered = offered
             self.refresh_bindings()
-        drawn, moment = _happened(view), time.monotonic()
+        drawn, moment = _redraw_signature(view), time.monotonic()
         at_once = everything or (read is None and drawn != self._drawn)
         charts = at_once or moment - self._drawn_at >= DRAW
         if charts:
@@ -293,7 +293,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self.poll(everything=True)
 
 
-def _happened(view: View) -> object:
+def _redraw_signature(view: View) -> object:
     """Return what redraws everything at once when it changes: attempt, pause, end, evaluations, alerts, new metrics."""
     last = view.markers[-1] if view.markers else None
     return id(view), view.attempt, view.paused, view.finished, len(view.series), len(view.markers), last

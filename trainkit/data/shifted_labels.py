@@ -28,7 +28,7 @@ def shifted_labels(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     labels = labels_of(document_of(recipe.data.train[0]))
     if labels is None or labels.per != "token" or not labels.named:
         return
-    parts = list(_labelled(cache))
+    parts = list(_labelled_tokens(cache))
     if sum(len(part.words_N) for part in parts) < _FEWEST:
         return
     words_N = np.concatenate([part.words_N for part in parts])
@@ -63,7 +63,7 @@ class _LabelledTokens(NamedTuple):
     """The place of the first one in the stream."""
 
 
-def _labelled(cache: Cache) -> Iterator[_LabelledTokens]:
+def _labelled_tokens(cache: Cache) -> Iterator[_LabelledTokens]:
     """Yield the tokens of each shard that have a label, up to `_MOST` of them together."""
     documents, left = 0, _MOST
     for number, section in enumerate(cache.train.sections):

@@ -74,7 +74,7 @@ class AnswerReport:
         exact: list[float] = []
         f1: list[float] = []
         for question in (one for one in questions.values() if one.is_whole):
-            found = self._found(question)
+            found = self._find_text(question)
             target = max(self._answers(question), key=lambda answer: _likeness(found, answer))  # the first if equal
             texts = {"text": self._text(question.asked), "target": target, "generated": found}
             table.add_texts(question.place, texts)
@@ -83,7 +83,7 @@ class AnswerReport:
             f1.append(shared)
         return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))} if exact else {}
 
-    def _found(self, question: _Question) -> str:
+    def _find_text(self, question: _Question) -> str:
         """Return the text of a question's answer; empty where the model finds none."""
         if self._unanswerable and question.null_score - question.score > self._null_threshold:
             return ""

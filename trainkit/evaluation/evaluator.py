@@ -140,10 +140,10 @@ class Evaluator:
                 if self._interrupted():
                     return evaluated
             number = np.uint32(crc32(name.encode()))
-            found = self._summed(state, data, number)
+            found = self._sum(state, data, number)
             while found is None:  # nothing of the failed computation is left, and nothing is lost
                 self._split(step)
-                found = self._summed(state, data, number)
+                found = self._sum(state, data, number)
             sums, predictions, items = found
             written = self._texts(state, data, predictions) if self._texts else {}
             if self._interrupted():
@@ -171,7 +171,7 @@ class Evaluator:
                     self._log.write("alert", step=step, kind="evaluation", message=message)
         return evaluated
 
-    def _summed(
+    def _sum(
         self, state: State, data: EvaluationSet, number: np.uint32
     ) -> tuple[Sums, PredictionTable, GatheredItems] | None:
         """Return the sums on the host, the predictions where they are kept, and the items that metrics need, of what

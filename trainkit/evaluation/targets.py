@@ -135,7 +135,7 @@ class TargetWriter:
         """Return the values of the metrics, and add the texts to a table. After an interruption there are none."""
         generated: list[str] = []
         targets: list[str] = []
-        for item, tokens in self._written(state, data):
+        for item, tokens in self._write_items(state, data):
             generated.append(self._text(tokens))
             targets.append(self._text(item.target))
             texts = {"text": self._text(item.source, whole=True), "target": targets[-1], "generated": generated[-1]}
@@ -147,7 +147,7 @@ class TargetWriter:
             values |= metric.values(generated, targets)
         return values
 
-    def _written(self, state: State, data: SourceSet) -> Iterator[tuple[Item, list[int]]]:
+    def _write_items(self, state: State, data: SourceSet) -> Iterator[tuple[Item, list[int]]]:
         """Yield the first items of a set, and the tokens that the model writes for each."""
         left = self._max_items
         for index in range(len(data)):

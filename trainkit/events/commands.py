@@ -131,15 +131,15 @@ def issued_commands(run_directory: Path) -> list[IssuedCommand]:
         written = [event]
         if event["type"] == "run_started":
             issued = {key: known for key, known in issued.items() if known.step <= resumed_step(event)}
-            for omitted in filter(None, map(_issued, event.get("forgotten", []))):
+            for omitted in filter(None, map(_command_in, event.get("forgotten", []))):
                 issued.pop((omitted.step, omitted.command.name), None)
             written = event.get("orders", [])  # early logs do not have this field
-        for known in filter(None, map(_issued, written)):
+        for known in filter(None, map(_command_in, written)):
             issued[known.step, known.command.name] = known
     return sorted(issued.values(), key=lambda known: known.step)
 
 
-def _issued(fields: Mapping[str, Any]) -> IssuedCommand | None:
+def _command_in(fields: Mapping[str, Any]) -> IssuedCommand | None:
     """Return the command in these fields; None if it changed nothing, or if no trainer wrote them."""
     try:
         name, argument = fields["command"], fields.get("argument")

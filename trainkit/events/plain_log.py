@@ -48,7 +48,7 @@ def text(event: Event) -> str | None:
         case "evaluated":
             words = f"evaluated {event['name']} at step {event['step']}{_evaluation(event)}  ({event['seconds']:.1f} s)"
         case "sampled":
-            words = f"sample at step {event['step']}: {event['prompt']!r}\n{_indented(event['text'])}{_seen(event)}"
+            words = f"sample at step {event['step']}: {event['prompt']!r}\n{_indent(event['text'])}{_examples(event)}"
         case "checkpoint_saved":
             size, seconds = format_bytes(event["bytes"]), event["seconds"]
             words = f"saved {event['path']} ({event['kind']}, {size}, {seconds:.1f} s)"
@@ -192,7 +192,7 @@ def predictions(event: Event) -> list[tuple[str, float]]:
     return pairs
 
 
-def _seen(event: Event) -> str:
+def _examples(event: Event) -> str:
     """Return the lines of a sample that is more than text: predictions, whether the first is right, and the image's
     path."""
     parts = [f"{label} {probability:.1%}" for label, probability in predictions(event)[:PREDICTIONS]]
@@ -205,5 +205,5 @@ def _seen(event: Event) -> str:
     return "\n    " + one_line(", ".join(parts)) if parts else ""
 
 
-def _indented(sample: str) -> str:
+def _indent(sample: str) -> str:
     return "\n".join(f"    | {row}" for row in sample.splitlines() or [""])

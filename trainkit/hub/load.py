@@ -149,7 +149,7 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
         shapes,
         resize=model.resize_vocabulary,
         owned=True,
-        made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
+        made=lambda name, leaf: _pack(leaf, on) if name in packed else leaf,
         head=model.head,
         fresh_leaf=partial(_fresh_leaf, seed=recipe.run.seed, scale=recipe.language_model.head_range),
     )
@@ -223,7 +223,7 @@ def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
         )
 
 
-def _packed(leaf: jax.Array, on: Mesh) -> Any:
+def _pack(leaf: jax.Array, on: Mesh) -> Any:
     """Return the leaf in 4 bit; the leaf itself is deleted."""
     shapes = jax.eval_shape(quantise, leaf)
     packed = jax.jit(quantise, out_shardings=mesh.shardings(on, shapes))(leaf)

@@ -118,12 +118,12 @@ def open_directory(directory: Path) -> Tensors:
     if len(files) == 1:
         return Tensors(read_header(files[0]))
     if files:
-        raise _damaged(
+        raise _damage_error(
             f"there are {len(files)} files *.safetensors, but no {INDEX} that says which tensor is in which", directory
         )
     pickles = sorted({path.name for pattern in PICKLES for path in directory.glob(pattern)})
     if pickles:
-        raise _damaged(
+        raise _damage_error(
             f"the weights are pickled ({', '.join(pickles[:3])}): such a file may run any code when it is read,"
             " so it is not read",
             directory,
@@ -131,7 +131,7 @@ def open_directory(directory: Path) -> Tensors:
             " python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('"
             f"{directory}').save_pretrained('{directory}-safetensors')\"",
         )
-    raise _damaged(f"there is no {FILE} in it, and no {INDEX}", directory)
+    raise _damage_error(f"there is no {FILE} in it, and no {INDEX}", directory)
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
@@ -146,23 +146,23 @@ def read_header(file: Path) -> dict[str, Tensor]:
             head = opened.read(8)
             length = int.from_bytes(head, "little")
             if len(head) == 8 and length > MOST_HEADER_BYTES:
-                raise _damaged("it is not a safetensors file: its header would be longer than allowed", file)
+                raise _damage_error("it is not a safetensors file: its header would be longer than allowed", file)
             if len(head) < 8 or 8 + length > size:
-                raise _damaged(f"it is cut off within its header, after {size:,} bytes", file)
+                raise _damage_error(f"it is cut off within its header, after {size:,} bytes", file)
             text = opened.read(length)
     except OSError as error:
-        raise _damaged(f"it cannot be read: {error.strerror}", file) from error
+        raise _damage_error(f"it cannot be read: {error.strerror}", file) from error
     try:
         header = json.loads(text)
         assert isinstance(header, dict)
     except (ValueError, RecursionError, AssertionError) as error:
-        raise _damaged("it is not a safetensors file: its header is not a JSON object", file) from error
+        raise _damage_error("it is not a safetensors file: its header is not a JSON object", file) from error
     header.pop("__metadata__", None)
     tensors = {name: _tensor(file, name, entry, 8 + length, size) for name, entry in header.items()}
     by_place = sorted((t.begin, t.begin + t.nbytes, name) for name, t in tensors.items())
     for (_, end, first), (begin, _, second) in pairwise(by_place):
         if begin < end:
-            raise _damaged(f"the tensors {first} and {second} overlap", file)
+            raise _damage_error(f"the tensors {first} and {second} overlap", file)
     return tensors
 
 
@@ -173,17 +173,17 @@ def _tensor(file: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
     except (KeyError, TypeError, ValueError):
         right = False
     if not right:
-        raise _damaged(f"the header has no valid dtype, shape or place for the tensor {name}", file)
+        raise _damage_error(f"the header has no valid dtype, shape or place for the tensor {name}", file)
     if dtype not in DTYPES:
-        raise _damaged(f"the tensor {name} has the dtype {dtype}, which is not one of {', '.join(DTYPES)}", file)
+        raise _damage_error(f"the tensor {name} has the dtype {dtype}, which is not one of {', '.join(DTYPES)}", file)
     tensor = Tensor(file, shape, DTYPES[dtype], data + begin)
     if tensor.nbytes != end - begin:
-        raise _damaged(
+        raise _damage_error(
             f"the tensor {name}, {dtype}{list(shape)}, takes {tensor.nbytes:,} bytes, but has {end - begin:,}", file
         )
     if data + end > size:
         problem = f"it is cut off: the tensor {name} ends at byte {data + end:,}, the file at {size:,}"
-        raise _damaged(problem, file, hint="copy or download it again")
+        raise _damage_error(problem, file, hint="copy or download it again")
     return tensor
 
 
@@ -194,14 +194,14 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
         files = sorted(set(where.values()))
         assert all(isinstance(file, str) and Path(file).name == file for file in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise _damaged(
+        raise _damage_error(
             "it is not an index of shards: it lacks a weight_map from names to files beside it", index
         ) from error
     if missing := [file for file in files if not (directory / file).is_file()]:
-        raise _damaged(f"shards are missing: {', '.join(missing)}", directory, hint="copy or download them")
+        raise _damage_error(f"shards are missing: {', '.join(missing)}", directory, hint="copy or download them")
     by_file = {file: read_header(directory / file) for file in files}
     if lost := [name for name, file in where.items() if name not in by_file[file]]:
-        raise _damaged(f"tensors are not in the shards where the index says: {', '.join(lost[:5])}", index)
+        raise _damage_error(f"tensors are not in the shards where the index says: {', '.join(lost[:5])}", index)
     return {name: by_file[file][name] for name, file in where.items()}
 
 
@@ -272,5 +272,5 @@ def _shards(entries: Sequence[TensorEntry], shard_bytes: int) -> Iterator[list[T
     yield shard
 
 
-def _damaged(problem: str, where: Path, hint: str = "") -> TrainkitError:
+def _damage_error(problem: str, where: Path, hint: str = "") -> TrainkitError:
     return TrainkitError(problem, where=str(where), hint=hint)

@@ -41,7 +41,7 @@ class TargetRules:
         """
         vocab = scores_RV.shape[1]
         if self.no_repeat:
-            scores_RV = jnp.where(_repeated(tokens_RT, length, start, self.no_repeat, vocab), -jnp.inf, scores_RV)
+            scores_RV = jnp.where(_repeats(tokens_RT, length, start, self.no_repeat, vocab), -jnp.inf, scores_RV)
         if self.least and ends:
             is_end_V = jnp.zeros(vocab, bool).at[jnp.asarray(ends)].set(True)
             scores_RV = jnp.where(is_end_V & (length < self.least), -jnp.inf, scores_RV)
@@ -56,7 +56,7 @@ class TargetRules:
 NO_RULES = TargetRules()
 
 
-def _repeated(tokens_RT: Array, length: Array, start: int, size: int, vocab: int) -> Array:
+def _repeats(tokens_RT: Array, length: Array, start: int, size: int, vocab: int) -> Array:
     """Return which tokens would complete a sequence of `size` tokens that has occurred, bool (R, V)."""
     all_RS = jnp.pad(tokens_RT, ((0, 0), (1, 0)), constant_values=start)  # S = 1 + T
     places_S = jnp.arange(all_RS.shape[1])

@@ -171,14 +171,14 @@ class DecoderBlock(eqx.Module):
     def __call__(
         self, x_BTD: Array, place: LayerContext, cache: KeyValues | None
     ) -> tuple[Float[Array, "B T D"], KeyValues | None, Routing | None]:
-        y_BTD, cache = self.attention(_normed(self.attention_norm, x_BTD), place, cache)
-        x_BTD = x_BTD + _normed(self.attention_post_norm, y_BTD)
-        inner_BTD, routing = _normed(self.mlp_norm, x_BTD), None
+        y_BTD, cache = self.attention(_normalize(self.attention_norm, x_BTD), place, cache)
+        x_BTD = x_BTD + _normalize(self.attention_post_norm, y_BTD)
+        inner_BTD, routing = _normalize(self.mlp_norm, x_BTD), None
         if isinstance(self.mlp, Experts):
             y_BTD, routing = self.mlp(inner_BTD, place.counted_BT)
         else:
             y_BTD = self.mlp(inner_BTD)
-        return x_BTD + _normed(self.mlp_post_norm, y_BTD), cache, routing
+        return x_BTD + _normalize(self.mlp_post_norm, y_BTD), cache, routing
 
 
 class DecoderModel(LanguageModel):
@@ -270,7 +270,7 @@ class DecoderModel(LanguageModel):
         return x_BTD, cache, routing
 
 
-def _normed(norm: RmsNorm | None, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def _normalize(norm: RmsNorm | None, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     return x_BTD if norm is None else norm(x_BTD)
 
 

@@ -90,9 +90,9 @@ def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyT
             return node
         shared = isinstance(node, Dropout) and not node.of_rows
         place = zlib.crc32(jax.tree_util.keystr(path, simple=True, separator=".").encode())
-        own_B = _folded(key[None] if shared else keys_B, place)
+        own_B = _fold(key[None] if shared else keys_B, place)
         layers = _layers(model, path)
-        keys = own_B if layers is None else jax.vmap(lambda layer: _folded(own_B, layer))(jnp.arange(layers))
+        keys = own_B if layers is None else jax.vmap(lambda layer: _fold(own_B, layer))(jnp.arange(layers))
         return replace(node, keys_B=keys)
 
     return jax.tree_util.tree_map_with_path(with_own_keys, model, is_leaf=_is_dropout)
@@ -111,7 +111,7 @@ def _keys_for(keys_B: PRNGKeyArray, rows: int) -> PRNGKeyArray:
     return keys_B if each == 1 else jax.vmap(lambda key: jax.random.split(key, each))(keys_B).reshape(-1)
 
 
-def _folded(keys_B: PRNGKeyArray, number: Any) -> PRNGKeyArray:
+def _fold(keys_B: PRNGKeyArray, number: Any) -> PRNGKeyArray:
     return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys_B)
 
 

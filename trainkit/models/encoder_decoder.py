@@ -151,7 +151,7 @@ class EncoderDecoderModel(eqx.Module):
         x_BSD = self._embed(self.encoder, tokens_BS, at_S)
         blocks, remat = self.blocks.encoder, self.remat
         x_BSD, _ = scan_layers(layer, x_BSD, blocks, remat=remat, segments_BT=segments_BS, stack="blocks.encoder")
-        return _finished(self.encoder, x_BSD)
+        return _finish(self.encoder, x_BSD)
 
     def decode(
         self, tokens_BT: Int[Array, "B T"], memory_BSD: Float[Array, "B S D"], memory_segments_BS: Int[Array, "B S"]
@@ -172,7 +172,7 @@ class EncoderDecoderModel(eqx.Module):
         x_BTD = self._embed(self.decoder, tokens_BT, at_T)
         blocks, remat = self.blocks.decoder, self.remat
         x_BTD, _ = scan_layers(layer, x_BTD, blocks, remat=remat, segments_BT=None, stack="blocks.decoder")
-        return _finished(self.decoder, x_BTD)
+        return _finish(self.decoder, x_BTD)
 
     def start(
         self, memory_NSD: Float[Array, "N S D"], memory_segments_NS: Int[Array, "N S"], length: int, *, beams: int = 1
@@ -202,7 +202,7 @@ class EncoderDecoderModel(eqx.Module):
 
         x_BTD = self._embed(self.decoder, tokens_BT, at_T)
         x_BTD, own = jax.lax.scan(layer, x_BTD, (self.blocks.decoder, cache.own, cache.memory))
-        logits_BV = self.logits(_finished(self.decoder, x_BTD[:, -1]))
+        logits_BV = self.logits(_finish(self.decoder, x_BTD[:, -1]))
         return logits_BV, DecoderCache(own, cache.memory, cache.memory_visible_NS, at_T[-1] + 1)
 
     def hidden_and_penalty(
@@ -234,7 +234,7 @@ class EncoderDecoderModel(eqx.Module):
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n E"]:
         """Return the vectors whose products with the rows of `unembedding` are the logits; with a bias, a 1 is
         appended."""
-        states = self._scaled(hidden_BTD)
+        states = self._scale(hidden_BTD)
         return states if self.output_bias is None else jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 
     def unembedding(self) -> Float[Array, "V E"] | Weight:
@@ -250,13 +250,13 @@ class EncoderDecoderModel(eqx.Module):
 
     def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
         """Return the logits of every entry of the vocabulary, in float32."""
-        found = logits(self._scaled(hidden_BTD), Weight.of(self._output_matrix()).rounded)
+        found = logits(self._scale(hidden_BTD), Weight.of(self._output_matrix()).rounded)
         return found if self.output_bias is None else found + jax.lax.stop_gradient(exact(self.output_bias))[0]
 
     def _output_matrix(self) -> Float[Array, "V D"]:
         return self.token_embedding if self.output is None else self.output
 
-    def _scaled(self, hidden_BTD: Array) -> Array:
+    def _scale(self, hidden_BTD: Array) -> Array:
         if self.output_scale is None:
             return hidden_BTD
         return hidden_BTD * jnp.asarray(self.output_scale, hidden_BTD.dtype)
@@ -269,7 +269,7 @@ class EncoderDecoderModel(eqx.Module):
             assert self.first_position is not None
             # in float32, since the gradient of a position is a sum over rows
             x_BTD = (x_BTD + exact(ends.position_embedding)[self.first_position + at_T]).astype(x_BTD.dtype)
-        return ends.embedding_dropout(_normed(ends.embedding_norm, x_BTD))
+        return ends.embedding_dropout(_norm(ends.embedding_norm, x_BTD))
 
     def _bias(self, ends: StackEnds, queries_T: Array, keys_S: Array, *, causal: bool) -> Float[Array, "H T S"] | None:
         if ends.distance_embedding is None:
@@ -278,11 +278,11 @@ class EncoderDecoderModel(eqx.Module):
         return distance_bias(ends.distance_embedding, queries_T, keys_S, self.distances, causal=causal)
 
 
-def _finished(ends: StackEnds, x_BTD: Array) -> Array:
-    return ends.final_dropout(_normed(ends.final_norm, x_BTD))
+def _finish(ends: StackEnds, x_BTD: Array) -> Array:
+    return ends.final_dropout(_norm(ends.final_norm, x_BTD))
 
 
-def _normed(norm: LayerNorm | RmsNorm | None, x_BTD: Array) -> Array:
+def _norm(norm: LayerNorm | RmsNorm | None, x_BTD: Array) -> Array:
     return x_BTD if norm is None else norm(x_BTD)
 
 

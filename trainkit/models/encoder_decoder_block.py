@@ -79,7 +79,7 @@ class EncoderDecoderAttention(eqx.Module):
         """Return the attention of these positions to those of `over` that they see. The softmax is in float32."""
         q_BTHK = self._by_head(self.query(x_BTD))
         if self.dropout.is_on:
-            y_BTHK = self._dropped(q_BTHK, over, visible_BTS, bias_HTS, causal=causal)
+            y_BTHK = self._attend_with_dropout(q_BTHK, over, visible_BTS, bias_HTS, causal=causal)
         elif causal and bias_HTS is None:
             spec = AttentionSpec(scale=self.scale)
             y_BTHK = causal_attention(q_BTHK, *over, None, implementation=self.implementation, spec=spec)
@@ -96,7 +96,7 @@ class EncoderDecoderAttention(eqx.Module):
             )
         return self.output(y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
-    def _dropped(
+    def _attend_with_dropout(
         self, q_BTHK: Array, over: KeyValues, visible_BTS: Array | None, bias_HTS: Array | None, *, causal: bool
     ) -> Float[Array, "B T H K"]:
         """Return attention with dropout of its probabilities. No kernel supports that, so all of them are computed."""

@@ -17,7 +17,7 @@ from trainkit.recipe.optimizers.adam import Adam, Adamax, Adan, AdEMAMix, Adopt,
 MU_NU = {"mu": True, "nu": False}
 
 
-def _grown(decay: float | Array, t: Array) -> Array:
+def _correction(decay: float | Array, t: Array) -> Array:
     """Return 1 - decay^t, to the last bit also where that is near 0: what an average has taken in after t steps."""
     if isinstance(decay, jax.Array):  # it has a schedule
         return -jnp.expm1(t * jnp.log(decay))
@@ -48,11 +48,13 @@ def build_adam(spec: Adam) -> optax.GradientTransformation:
 
     def update(grads: PyTree, state: AdamState, params: PyTree | None = None) -> tuple[PyTree, AdamState]:
         t = state.step + 1
-        correct1, correct2 = (_grown(b, t) if debias else 1.0 for b, debias in zip((b1, b2), spec.debias, strict=True))
+        correct1, correct2 = (
+            _correction(b, t) if debias else 1.0 for b, debias in zip((b1, b2), spec.debias, strict=True)
+        )
         mu, nu, nu_max, directions = None, None, None, grads
         if spec.momentum:
             mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
-            ahead = _grown(b1, t + 1) if spec.debias[0] else 1.0
+            ahead = _correction(b1, t + 1) if spec.debias[0] else 1.0
             directions = jax.tree.map(
                 lambda m, g: b1 * m / ahead + (1 - b1) * g / correct1 if spec.nesterov else m / correct1, mu, grads
             )
@@ -95,7 +97,7 @@ def build_nadam(spec: NAdam) -> optax.GradientTransformation:
 
         def direction(m: Array, v: Array, g: Array) -> Array:
             ahead = after * m / (1 - decays * after) + (1 - now) * g / (1 - decays)
-            return ahead / (jnp.sqrt(v / _grown(b2, t)) + spec.eps)
+            return ahead / (jnp.sqrt(v / _correction(b2, t)) + spec.eps)
 
         return jax.tree.map(direction, mu, nu, grads), NAdamState(t, decays, mu, nu)
 

@@ -65,7 +65,7 @@ def build(
         rule = with_schedules(spec, lambda spec: _build_of(spec)(spec, decays=decays), scheduled)
     else:
         rule = _by_rule(parts, partial(_transformation, scheduled=scheduled))
-    rule = _wrapped(rule, spec, "rule", stacked)
+    rule = _wrap(rule, spec, "rule", stacked)
     if any(jax.tree.leaves(decays)) and not spec.decays_itself:
         rule = decayed(rule, rules, decays)
     transforms = [rule]
@@ -73,10 +73,10 @@ def build(
         transforms.append(_by_rule(parts, _finish))
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         transforms.append(optax.stateless(lambda u, _: jax.tree.map(lambda u, f: u * f, u, factors)))
-    return _wrapped(optax.chain(*transforms), spec, "update", stacked)
+    return _wrap(optax.chain(*transforms), spec, "update", stacked)
 
 
-def _wrapped(
+def _wrap(
     inner: optax.GradientTransformation, spec: OptimizerSpec, around: Around, stacked: PyTree[bool]
 ) -> optax.GradientTransformationExtraArgs:
     wrapped = optax.with_extra_args_support(inner)

@@ -19,12 +19,12 @@ def build(
 
     def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
         directions, state = inner.update(grads, state, params, **extras)
-        return jax.tree.map(_masked, directions, grads, stacked), state
+        return jax.tree.map(_mask, directions, grads, stacked), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _masked(direction: Array, grad: Array, layers: bool) -> Array:
+def _mask(direction: Array, grad: Array, layers: bool) -> Array:
     agrees = (direction * grad > 0).astype(direction.dtype)
     share = agrees.mean(tuple(range(layers, agrees.ndim)), keepdims=True)
     return direction * agrees / jnp.maximum(share, 1e-3)

@@ -31,7 +31,7 @@ def build_prodigy(spec: Prodigy, *, decays: PyTree[float]) -> optax.GradientTran
             weight_decay=0.0, safeguard_warmup=spec.safeguard_warmup,
         )  # fmt: skip
 
-    return _estimating(at, spec, decays)
+    return _with_estimated_rate(at, spec, decays)
 
 
 def build_dadapt(spec: DAdaptAdam, *, decays: PyTree[float]) -> optax.GradientTransformationExtraArgs:
@@ -42,10 +42,10 @@ def build_dadapt(spec: DAdaptAdam, *, decays: PyTree[float]) -> optax.GradientTr
             rate, betas=spec.betas, eps=spec.eps, estim_lr0=spec.first_estimate, weight_decay=0.0
         )
 
-    return _estimating(at, spec, decays)
+    return _with_estimated_rate(at, spec, decays)
 
 
-def _estimating(
+def _with_estimated_rate(
     at: Callable[[Any], optax.GradientTransformationExtraArgs], spec: EstimatingAdam, decays: PyTree[float]
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer `at(learning rate)`, given the rate of each step, as directions for that rate."""

@@ -114,8 +114,8 @@ def choose_attention(
                 (capability is None, f"cuDNN attention needs an NVIDIA GPU, found {device.kind}"),
                 (
                     capability and capability < FLASH_CAPABILITY,
-                    f"cuDNN attention needs compute capability {_dotted(FLASH_CAPABILITY)}, {device.kind} has "
-                    f"{_dotted(capability)}",
+                    f"cuDNN attention needs compute capability {_version_text(FLASH_CAPABILITY)}, {device.kind} has "
+                    f"{_version_text(capability)}",
                 ),
                 (not half, f"cuDNN attention needs 16 bit, the products are in {jnp.dtype(compute).name}"),
                 (head_width % 8, f"cuDNN attention needs a head width that is a multiple of 8, found {head_width}"),
@@ -142,7 +142,7 @@ def choose_attention(
             return AttentionChoice("blockwise", f"there is no flash attention for {device.platform}")
 
 
-def _dotted(capability: tuple[int, int] | None) -> str:
+def _version_text(capability: tuple[int, int] | None) -> str:
     return ".".join(map(str, capability or ()))
 
 
@@ -155,8 +155,8 @@ def require_precision(compute: str, device: Capabilities) -> None:
     """Raise TrainkitError if the device cannot multiply in `compute`."""
     capability = device.compute_capability
     if compute == "fp8" and (device.platform != "gpu" or capability is None or capability < FP8_CAPABILITY):
-        has = f"compute capability {_dotted(capability)}" if capability else "no units for it"
-        least = _dotted(FP8_CAPABILITY)
+        has = f"compute capability {_version_text(capability)}" if capability else "no units for it"
+        least = _version_text(FP8_CAPABILITY)
         raise TrainkitError(
             f"fp8 needs an NVIDIA GPU of compute capability {least} or later; {device.kind} has {has}",
             where="precision.compute",

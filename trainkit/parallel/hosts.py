@@ -119,7 +119,7 @@ def from_first(make: Callable[[], T]) -> T:
     if _group.number:
         if _group.departed:
             raise ProcessFailed("this process has failed, and receives no decisions any more", exit_code=FAILED)
-        value, code = pickle.loads(_received(_group, _decision(_group.decisions)))
+        value, code = pickle.loads(_receive(_group, _decision(_group.decisions)))
         _group.decisions += 1
         if code is not None:
             raise FirstFailed(code)
@@ -154,7 +154,7 @@ def first_problem(name: str, problem: str | None) -> str | None:
     if _group is None:
         return problem
     _group.client.key_value_set_bytes(f"trainkit/{name}/{_group.number}", pickle.dumps(problem))
-    problems = [pickle.loads(_received(_group, f"trainkit/{name}/{number}")) for number in range(_group.count)]
+    problems = [pickle.loads(_receive(_group, f"trainkit/{name}/{number}")) for number in range(_group.count)]
     return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
 
 
@@ -287,9 +287,9 @@ def _gathered(group: _Group, value: T, *, until: float | None) -> list[T]:
     if group.number:
         group.client.key_value_set_bytes(f"{meeting}/{group.number}", pickle.dumps(value))
         # after an error a process has received fewer decisions than the others
-        values, group.decisions = pickle.loads(_received(group, f"{meeting}/all", until=until))
+        values, group.decisions = pickle.loads(_receive(group, f"{meeting}/all", until=until))
         return values  # type: ignore[no-any-return]
-    others = [_received(group, f"{meeting}/{number}", until=until) for number in range(1, group.count)]
+    others = [_receive(group, f"{meeting}/{number}", until=until) for number in range(1, group.count)]
     values = [value, *map(pickle.loads, others)]
     group.client.key_value_set_bytes(f"{meeting}/all", pickle.dumps((values, group.decisions)))
     if group.meetings > 1:  # all have left the meeting before
@@ -297,7 +297,7 @@ def _gathered(group: _Group, value: T, *, until: float | None) -> list[T]:
     return values
 
 
-def _received(group: _Group, key: str, *, until: float | None = None) -> bytes:
+def _receive(group: _Group, key: str, *, until: float | None = None) -> bytes:
     """Return a value that another process sets. Raises ProcessFailed if one has ended, and at the moment `until`."""
     while True:
         try:

@@ -59,7 +59,7 @@ class OneOf:
         return core_schema.with_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        choices = {type_of(spec): _built(spec) for spec in self.members()}
+        choices = {type_of(spec): _build(spec) for spec in self.members()}
         if self._is_described:  # inside one of its own members: an optimizer has groups with optimizers
             choices = {
                 name: core_schema.definition_reference_schema(_reference(spec)) for name, spec in choices.items()
@@ -111,7 +111,7 @@ def _reference(schema: Any) -> str:
     return str(own["ref"])
 
 
-def _built(spec: type[Spec]) -> CoreSchema:
+def _build(spec: type[Spec]) -> CoreSchema:
     spec.model_rebuild()
     return spec.__pydantic_core_schema__
 
@@ -180,9 +180,9 @@ def _subclass(spec: type[Spec], fields: dict[str, Any]) -> type[Spec]:
         **fields,
     )
     # another process has no such class: there it is one of the class that this widens, which differs in types alone
-    made.__reduce__ = lambda self: (_restored, (spec, self.__dict__))  # type: ignore[method-assign]
+    made.__reduce__ = lambda self: (_restore, (spec, self.__dict__))  # type: ignore[method-assign]
     return made
 
 
-def _restored(spec: type[Spec], values: dict[str, Any]) -> Spec:
+def _restore(spec: type[Spec], values: dict[str, Any]) -> Spec:
     return spec.model_construct(**values)

@@ -117,7 +117,7 @@ def compare_rates(
         lines = []
     for (a, b), names in others.items():
         if not math.isclose(before * a, after * b):
-            lines.append(f"learning rate after step {step} of {_listed(names)}: {before * a:.3g} -> {after * b:.3g}")
+            lines.append(f"learning rate after step {step} of {_list(names)}: {before * a:.3g} -> {after * b:.3g}")
     return lines
 
 
@@ -176,7 +176,7 @@ def _settings_that_keep(old: Recipe, new: Recipe, share: float) -> list[str]:
     return ["'schedule={type=\"constant\"}'", *(f"{key}={share * value:.6g}" for key, value in rates.items())]
 
 
-def _listed(names: list[str]) -> str:
+def _list(names: list[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -66,7 +66,7 @@ def results(views: Sequence[View]) -> list[tuple[str, ...]]:
         if metric != "train/loss":
             rows.append((f"{metric}, best", *(_best(series) for series in series_of_runs)))
     rows.append(("tokens/s", *(format_count(v.tokens_per_second) if v.tokens_per_second else "–" for v in views)))
-    rows.append(("trained for", *(_trained(view) for view in views)))
+    rows.append(("trained for", *(_training_seconds(view) for view in views)))
     return rows
 
 
@@ -79,12 +79,12 @@ def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Se
         per_step = view.plan.get("tokens_per_step")
         if not isinstance(per_step, int | float) or isinstance(per_step, bool) or per_step <= 0:
             return None
-        return _mapped(series, _tokens_at(view.plan))
+        return _map_points(series, _tokens_at(view.plan))
     times = view.series.get(SECONDS)
     if not times:
         return None
     steps, passed = elapsed(times)
-    return _mapped(series, lambda at: np.interp(at, steps, passed / seconds))
+    return _map_points(series, lambda at: np.interp(at, steps, passed / seconds))
 
 
 def _tokens_at(plan: Mapping[str, Any]) -> Callable[[Floats], Floats]:
@@ -131,7 +131,7 @@ def recipe_of(directory: Path) -> dict[str, str]:
         return {}
 
 
-def _mapped(series: Series, place: Callable[[Floats], Floats]) -> Series:
+def _map_points(series: Series, place: Callable[[Floats], Floats]) -> Series:
     """Return the same points at other places on the axis, which grow with the steps."""
     moved = Series(stride=series.stride, limit=None)
     moved.version = series.version
@@ -150,6 +150,6 @@ def _best(series: Series | None) -> str:
     return f"{format_quantity(best.value)} at {best.step:,.0f}" if best else "–"
 
 
-def _trained(view: View) -> str:
+def _training_seconds(view: View) -> str:
     times = view.series.get(SECONDS)
     return f"{times.total:,.1f} s" if times else "–"

@@ -130,7 +130,7 @@ class LogFollower:
         lost: dict[str, Series] = {}
         if (done := kept_until(event)) is not None:
             self._schema = max(self._schema, event["schema"])
-            lost = self._lost(done)
+            lost = self._lost_points(done)
             self._course.mark(done, offset)
         elif offset - self._course.marked >= SLICE_BYTES:
             self._course.mark(self.view.step, offset)
@@ -142,7 +142,7 @@ class LogFollower:
                 if step > there:
                     series.add(step, value)
 
-    def _lost(self, done: int) -> dict[str, Series]:
+    def _lost_points(self, done: int) -> dict[str, Series]:
         """Return the points just before step `done` that the view is about to forget.
 
         The view drops a whole bucket that ends beyond `done`, and the best value of the run may be in it.

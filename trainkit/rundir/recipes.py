@@ -82,7 +82,7 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
     from trainkit.recipe.toml.positions import dotted, locate
     from trainkit.recipe.toml.values import toml_value
 
-    text, table = _parsed(path)
+    text, table = _parse(path)
     lines, places = text.split("\n"), locate(text)
     entries = {}
     for key, value in _leaves(table, ()):
@@ -98,7 +98,7 @@ def values(run_directory: Path) -> dict[str, str]:
     from trainkit.recipe.toml.positions import dotted
     from trainkit.recipe.toml.values import toml_value
 
-    return {dotted(key): toml_value(value) for key, value in _leaves(_parsed(run_directory / FILE)[1], ())}
+    return {dotted(key): toml_value(value) for key, value in _leaves(_parse(run_directory / FILE)[1], ())}
 
 
 def between(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:
@@ -136,7 +136,7 @@ def _of_unknown_type(key: tuple[str | int, ...], table: Mapping[str, Any]) -> bo
     return False
 
 
-def _parsed(path: Path) -> tuple[str, dict[str, Any]]:
+def _parse(path: Path) -> tuple[str, dict[str, Any]]:
     import tomli
 
     try:

@@ -174,7 +174,7 @@ def study_of(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> 
         try:
             loaded = load(path, [*overrides, *changes], mode=mode)
         except TrainkitError as error:
-            raise _refused(error, trial, settings, base) from error
+            raise _refusal(error, trial, settings, base) from error
         trials.append(Trial(trial, settings, loaded))
     best, sets = recipe.checkpoint.best, recipe.data.validation_names
     usual = best.metric if best else f"validation/{sets[0]}/loss" if sets else LOSS
@@ -205,9 +205,7 @@ def settings_of(spec: Sweep) -> Iterator[dict[str, Any]]:
             yield dict(zip(spec.parameters, values, strict=True))
         return
     for trial in range(1, (spec.trials or 0) + 1):
-        yield {
-            key: _drawn(swept, random.Random(f"{spec.seed}/{trial}/{key}")) for key, swept in spec.parameters.items()
-        }
+        yield {key: _draw(swept, random.Random(f"{spec.seed}/{trial}/{key}")) for key, swept in spec.parameters.items()}
 
 
 def _points(swept: SweptKey) -> list[Any]:
@@ -220,7 +218,7 @@ def _points(swept: SweptKey) -> list[Any]:
     return list(dict.fromkeys(_between(swept, at / (swept.points - 1)) for at in range(swept.points)))
 
 
-def _drawn(swept: SweptKey, chance: random.Random) -> Any:
+def _draw(swept: SweptKey, chance: random.Random) -> Any:
     """Return a random value of a key."""
     if swept.values is not None:
         return chance.choice(swept.values)
@@ -238,7 +236,7 @@ def _between(swept: SweptKey, share: float) -> int | float:
     return round(value) if swept.is_whole else min(max(float(f"{value:.6g}"), low), high)
 
 
-def _refused(error: TrainkitError, trial: int, settings: dict[str, Any], base: Loaded) -> TrainkitError:
+def _refusal(error: TrainkitError, trial: int, settings: dict[str, Any], base: Loaded) -> TrainkitError:
     """Return the error of a trial's recipe, with the line of the swept key that it names."""
     named = [key for key in settings if key in f"{error.where} {error.problem}"] or list(settings)
     where = base.origins[f"sweep.parameters.{named[0]}"]

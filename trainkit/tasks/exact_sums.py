@@ -58,7 +58,7 @@ def exact_dot(x_N: Float[Array, " N"], y_N: Float[Array, " N"], counted_N: Bool[
             digits[i + j] += (shifted_N >> (8 * j)) & 255
     where_N8 = (place_N // 8)[:, None] + jnp.arange(8)
     sums_D = jnp.zeros(_DIGITS, jnp.int32).at[where_N8].add(sign_N[:, None] * jnp.stack(digits, 1))
-    return ExactSum(_carried(sums_D), jnp.sum(counted_N & ~finite_N, dtype=jnp.int32))
+    return ExactSum(_carry(sums_D), jnp.sum(counted_N & ~finite_N, dtype=jnp.int32))
 
 
 def exact_sum(x_N: Float[Array, " N"], counted_N: Bool[Array, " N"]) -> ExactSum:
@@ -74,7 +74,7 @@ def _parts(x_N: Array) -> tuple[Array, Array, list[Array]]:
     return bits_N < 0, jnp.maximum(stored_N, 1), [(mantissa_N >> shift) & 255 for shift in (0, 8, 16)]
 
 
-def _carried(sums_D: Array) -> Array:
+def _carry(sums_D: Array) -> Array:
     """Return the same sum with digits between -2^9 and 2^9, so that millions of batches can be added."""
     for _ in range(3):
         carry_D = sums_D[:-1] >> 8

@@ -75,7 +75,7 @@ class MaskedLMTask(Task):
             chance_BT = _of_group(chance_BT, after_white_BT | ~_is_among(self.continuing, tokens_BT))
         covered_BT = chance_BT < self.spec.probability
         if self.spec.unit == "span":
-            covered_BT = _covered(chance_BT < span_rate(self.spec.probability), keys_B)
+            covered_BT = _cover(chance_BT < span_rate(self.spec.probability), keys_B)
             before_BT = jnp.pad(covered_BT, ((0, 0), (1, 0)))[:, :-1]
             fate_BT = _of_group(fate_BT, covered_BT & ~before_BT)
         chosen_BT = covered_BT & self._may_be_chosen(tokens_BT)
@@ -111,7 +111,7 @@ def span_rate(probability: float) -> float:
     return high
 
 
-def _covered(begins_BT: Array, keys_B: PRNGKeyArray) -> Bool[Array, "B T"]:
+def _cover(begins_BT: Array, keys_B: PRNGKeyArray) -> Bool[Array, "B T"]:
     """Return the tokens of spans that begin at some tokens, whose lengths are drawn."""
     length = begins_BT.shape[1]
     draws_BT = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, SPANS), (length,)))(keys_B)

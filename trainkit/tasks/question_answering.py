@@ -30,7 +30,7 @@ class QuestionAnsweringTask(Task):
 
         The batch has `tokens`, `second` and `labels`, (B, T), and `filled`, (B,).
         """
-        return self._scored(model, batch)[0]
+        return self._score(model, batch)[0]
 
     def predict(
         self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None
@@ -38,14 +38,14 @@ class QuestionAnsweringTask(Task):
         """See `Task.predict`: an item is a window. `first` and `last` are the places of the likeliest answer in it,
         `score` is the sum of their scores and `null_score` that of the first token; `tokens` and `answers`, int32
         (B, T), are those of the batch and its `labels`."""
-        loss, scores_BT2, counted_B = self._scored(model, batch)
+        loss, scores_BT2, counted_B = self._score(model, batch)
         in_context_BT = (batch["labels"] >= 0) & (jnp.arange(batch["labels"].shape[1]) > 0)
         first_B, last_B, score_B = best_span(scores_BT2, in_context_BT, self.spec.max_answer_length)
         found = {"first": first_B, "last": last_B, "score": score_B, "null_score": scores_BT2[:, 0].sum(-1)}
         given = {"tokens": batch["tokens"].astype(jnp.int32), "answers": batch["labels"]}
         return loss, {**found, **given, "weights": counted_B}
 
-    def _scored(self, model: Any, batch: Mapping[str, Array]) -> tuple[Loss, Float[Array, "B T 2"], Float[Array, " B"]]:
+    def _score(self, model: Any, batch: Mapping[str, Array]) -> tuple[Loss, Float[Array, "B T 2"], Float[Array, " B"]]:
         """Return the loss, the scores of each token as first and as last one, and which windows count."""
         tokens_BT = batch["tokens"].astype(jnp.int32)
         segments_BT = segments_of(batch, tokens_BT.shape[1])

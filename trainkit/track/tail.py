@@ -39,7 +39,7 @@ def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
     """
     try:
         with _only_one(run_directory, name):
-            while not _copied(run_directory, name, spec):
+            while not _copy_events(run_directory, name, spec):
                 pass
     except OSError as error:
         raise TrainkitError(
@@ -53,7 +53,7 @@ def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
     return progress
 
 
-def _copied(run_directory: Path, name: Name, spec: Track) -> bool:
+def _copy_events(run_directory: Path, name: Name, spec: Track) -> bool:
     """Return whether the copy is complete; False if it must start again from the beginning."""
     projection = _open(run_directory, name, spec)
     copy = _Copy(run_directory, name, projection)

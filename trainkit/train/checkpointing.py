@@ -75,7 +75,7 @@ class Checkpointing:
         self._directory = directory
         #: The best checkpoint, and the one that is being written to take its place.
         self._best = self._next_best = checkpoint_files.best(directory)
-        self._saver = Saver(directory, on_saved=self._report_saved, held=self._held, keep_last=spec.keep_last)
+        self._saver = Saver(directory, on_saved=self._report_saved, held=self._held_steps, keep_last=spec.keep_last)
         self._last_time = _now()
         #: The step and kind of the checkpoint that was saved or started last.
         kinds = {info.step: info.manifest.kind for info in store.checkpoints(directory) if info.step == restored}
@@ -187,7 +187,7 @@ class Checkpointing:
         message = f"{error.where}: {error.problem}; {consequence}"
         self._log.write("alert", step=self._log.step, kind="checkpoint", message=message)
 
-    def _held(self) -> set[int]:
+    def _held_steps(self) -> set[int]:
         """Return the steps whose checkpoints must stay; the thread that writes calls this."""
         best = {mark.step for mark in (self._best, self._next_best) if mark is not None}
         return best | set(self._reader.held() if self._reader else ())

@@ -66,7 +66,7 @@ def log_program(program: Program, *, guessed: Plan, total_steps: int, log: Event
     log.write("compiled", step=log.step, what="train step", seconds=round(program.seconds, 3), **fields)
     if plan.choice != guessed.choice:
         log_plan(plan, program.built, total_steps=total_steps, log=log)
-        message = f"{_described(guessed)} does not fit: continuing with {_described(plan)}"
+        message = f"{_describe(guessed)} does not fit: continuing with {_describe(plan)}"
         log.write("log", step=log.step, level="info", message=message)
     if program.built.measuring_step and not program.measuring_step:
         message = "no memory for the step with statistics: those of statistics.compute are off, except histograms"
@@ -78,5 +78,5 @@ def log_program(program: Program, *, guessed: Plan, total_steps: int, log: Event
         log.write("alert", step=log.step, kind="memory", message=message)
 
 
-def _described(plan: Plan) -> str:
+def _describe(plan: Plan) -> str:
     return f"micro_batch_size = {plan.batch.micro}, remat = {plan.remat}"

@@ -73,7 +73,7 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
         JaxRuntimeError: the compiler had no memory to try its kernels in.
     """
     started = time.perf_counter()
-    by_shapes, most = _compiled(built.step, built, plan, layouts)
+    by_shapes, most = _compile(built.step, built, plan, layouts)
     return Program(plan, built, by_shapes, most, time.perf_counter() - started)
 
 
@@ -83,7 +83,7 @@ def with_statistics(program: Program, layouts: Layouts) -> Program:
     if built.measuring_step is None:
         return program
     try:
-        by_shapes, most = _compiled(built.measuring_step, built, program.plan, layouts)
+        by_shapes, most = _compile(built.measuring_step, built, program.plan, layouts)
     except JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -95,7 +95,7 @@ def with_statistics(program: Program, layouts: Layouts) -> Program:
     return replace(program, measuring_by_shapes=by_shapes, seconds=seconds)
 
 
-def _compiled(
+def _compile(
     function: Step, built: BuiltStep, plan: Plan, layouts: Layouts
 ) -> tuple[dict[Shapes, Step], Memory | None]:
     """Return a step compiled for all shapes, and the memory of those that need most."""
@@ -198,11 +198,11 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
         rest=max(0, arguments - parameters - frozen - optimizer - averages - statistics) + results,
         batches=WAITING * one_batch,
         program=analysis.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
-        temporary=_divided(analysis.temp_size_in_bytes, plan),
+        temporary=_divide(analysis.temp_size_in_bytes, plan),
     )
 
 
-def _divided(total: int, plan: Plan) -> dict[str, int]:
+def _divide(total: int, plan: Plan) -> dict[str, int]:
     """Return temporary memory by category: the estimates, cut to the total, and the remainder as workspace."""
     shares, left = {}, total
     for name in ("gradients", "activations", *(["logits"] if "logits" in plan.bytes else [])):

@@ -91,7 +91,7 @@ def make_step(
             extras["shares"] = _shares(schedules, state)
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
-        params = _updated(updates, state.params, key=key_of(state, PARAMETERS), rounding=rounding)
+        params = _update(updates, state.params, key=key_of(state, PARAMETERS), rounding=rounding)
         metrics = {
             "train/loss": total / divisor,
             **{f"train/{name}": statistic for name, statistic in measured.items()},
@@ -126,7 +126,7 @@ def _shares(schedules: Mapping[str, ScheduledValue], state: State) -> dict[str, 
     return {name: value.share(state.step, state.live.decay_start) for name, value in schedules.items()}
 
 
-def _updated(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:
+def _update(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:
     """Return the parameters plus their updates, added in float32, in the dtype of the parameters."""
     leaves, structure = jax.tree.flatten(params)
     for i, (p, u) in enumerate(zip(leaves, jax.tree.leaves(updates), strict=True)):

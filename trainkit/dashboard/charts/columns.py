@@ -209,7 +209,7 @@ def line_dots(of: Envelope, *, y_range: tuple[float, float], rows: int, columns:
         share = (across[between] - of.columns[left]) / (of.columns[right] - of.columns[left])
         level = np.rint(last[left] + share * (first[right] - last[left])).astype(np.intp)
         top[between] = bottom[between] = level
-    joined = _unbroken(of, across, place)
+    joined = _joins_left(of, across, place)
     return _fill(across, *_close_gaps(top, bottom, joined), drawn=joined | ~between, rows=rows, columns=columns)
 
 
@@ -225,7 +225,7 @@ def _row(y: Floats, y_range: tuple[float, float], rows: int) -> Ints:
     return np.clip(np.rint((high - y) / (high - low) * (rows - 1)), 0, rows - 1).astype(np.intp)
 
 
-def _unbroken(of: Envelope, across: Ints, place: Ints) -> Mask:
+def _joins_left(of: Envelope, across: Ints, place: Ints) -> Mask:
     """For each column, whether no value that cannot be drawn lies between it and what it is joined to on its left."""
     if not len(of.broken):
         return np.ones(len(across), dtype=bool)

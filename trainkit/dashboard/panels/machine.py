@@ -132,7 +132,7 @@ def machine_facts(view: View) -> Content:
     """Return all known facts, in sections."""
     kinds = (_time_section, _speed_section, _plan_section, _devices_section, _host_section, _versions_section)
     sections = [part for part in (kind(view) for kind in kinds) if part]
-    return Content("\n\n").join(map(_joined, sections))
+    return Content("\n\n").join(map(_join, sections))
 
 
 def core_lines(view: View, width: int) -> list[Content]:
@@ -296,5 +296,5 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 60 else format_duration(seconds)
 
 
-def _joined(rows: Sequence[Sequence[Part]]) -> Content:
+def _join(rows: Sequence[Sequence[Part]]) -> Content:
     return Content("\n").join(Content.assemble(*row) for row in rows)

@@ -118,7 +118,7 @@ class RowTable(Vertical):
         if self._width <= 0:
             return  # not shown yet: a resize follows
         was, at = self.chosen, self._list.highlighted
-        kept = _fitting(self._columns, [row.cells for row in self._rows], self._width - 1)
+        kept = _fit_columns(self._columns, [row.cells for row in self._rows], self._width - 1)
         shown = {place for place, _ in kept}
         self.left_out = [column.title for place, column in enumerate(self._columns) if place not in shown]
         head = [Content.styled(column.title, theme.DIM) for column in self._columns]
@@ -145,7 +145,7 @@ def coarse(seconds: float) -> str:
     return "now"
 
 
-def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room: int) -> list[tuple[int, int]]:
+def _fit_columns(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room: int) -> list[tuple[int, int]]:
     """Return (index, width) of the columns that are shown, in order."""
     natural = [
         max([cell_len(column.title), *(row[place].cell_length for row in cells)])

@@ -96,7 +96,7 @@ class EvalSet:
                 hint = "add documents to it; what documents become: trainkit inspect RECIPE --first 3"
                 raise TrainkitError("the set makes no example", where=self._name, hint=hint)
             sizes = longest(self._examples.sizes()) if len(self._lengths) > 1 else np.full(count, self._lengths[-1])
-            batches = self._sampled(sizes) or self._all(sizes)
+            batches = self._sample(sizes) or self._all(sizes)
             self._rows = [(some, length) for batch, length in batches for some in _cut(batch, self._at_once)]
         return self._rows
 
@@ -106,7 +106,7 @@ class EvalSet:
         groups = [(np.flatnonzero(bucket == i), length) for i, length in enumerate(self._lengths)]
         return [(some, length) for group, length in groups for some in _cut(group, self._batch_size)]
 
-    def _sampled(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]] | None:
+    def _sample(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]] | None:
         """Return the same of `max_batches` batches; None if there are no more than these."""
         if self._max_batches is None:
             return None

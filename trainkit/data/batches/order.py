@@ -75,7 +75,7 @@ class ExampleOrder:
         self._examples, self._key = examples, (seed, name)
         self._window = shuffle.window if isinstance(shuffle, Window) else examples or 1
         self._shuffled = shuffle is not False
-        self._block = lru_cache(maxsize=8)(self._permuted)
+        self._block = lru_cache(maxsize=8)(self._permute)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
         """Return which example comes at each of `index`, (n,), counted over all epochs, as int64."""
@@ -106,7 +106,7 @@ class ExampleOrder:
         block = self._block(epoch, window, number)
         return (block, first - offset) if last - first + offset < len(block) else None
 
-    def _permuted(self, epoch: int, window: int, block: int) -> np.ndarray:
+    def _permute(self, epoch: int, window: int, block: int) -> np.ndarray:
         first = window * self._window
         size = self._window if self._examples is None else min(self._window, self._examples - first)
         places = np.arange(block * _BLOCK, min(size, (block + 1) * _BLOCK))
@@ -127,7 +127,7 @@ class Mixture:
         self._seed = seed
         self._begins = np.array([begin for begin, _ in stages], np.int64)
         self._weights = [[Fraction(weight) for weight in weights] for _, weights in stages]
-        self._block = lru_cache(maxsize=8)(self._drawn)
+        self._block = lru_cache(maxsize=8)(self._draws)
         self._before = np.zeros((len(stages), len(stages[0][1])), np.int64)
         for stage in range(1, len(stages)):
             self._before[stage] = self.drawn(int(self._begins[stage]), stage - 1)
@@ -156,7 +156,7 @@ class Mixture:
         """Return how many examples of each source the earlier blocks of a stage have, (sources,)."""
         return np.array(_shared_out(block * MIXTURE_BLOCK, self._weights[stage]), np.int64)
 
-    def _drawn(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draws(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         before = self._before_block(stage, block)
         quotas = self._before_block(stage, block + 1) - before
         places = Permutation(MIXTURE_BLOCK, self._seed, "mixture", stage, block)(np.arange(MIXTURE_BLOCK))

@@ -77,7 +77,7 @@ def find_spans(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, sh
     if isinstance(spec, Windows):
         return _windows(spec, length, starts, sizes, documents)
     assert isinstance(spec, Pack | Pad), spec
-    kept, pieces, lost = _fitting(spec, length, starts, sizes)
+    kept, pieces, lost = _fit_documents(spec, length, starts, sizes)
     too_long = int((sizes > max(length, spec.min_length - 1)).sum())
     truncated = too_long if spec.too_long == "truncate" else 0
     counts = PackingCounts(documents, documents - kept, truncated, lost, int(sizes.sum()))
@@ -108,7 +108,7 @@ def _windows(spec: Windows, length: int, starts: np.ndarray, sizes: np.ndarray, 
     return PackedSpans(np.arange(int(keep.sum()) + 1), starts[keep], lengths[keep], contexts[keep], counts)
 
 
-def _fitting(
+def _fit_documents(
     spec: Pack | Pad, length: int, starts: np.ndarray, sizes: np.ndarray
 ) -> tuple[int, tuple[np.ndarray, np.ndarray], int]:
     """Return (number of documents kept, (starts, lengths) of their kept parts, number of targets lost)."""

@@ -171,7 +171,7 @@ def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
         )
     if task.plugins:
         load_plugins(task.plugins, lambda number: "")
-    work = CacheWork(pickle.loads(task.unit), task.encoding, task.cache, _loaded(tokenizer), task.on_error)
+    work = CacheWork(pickle.loads(task.unit), task.encoding, task.cache, _load_tokenizer(tokenizer), task.on_error)
     try:
         return work.do(Reporter("", 0, None), Stop())
     except Later:
@@ -184,7 +184,7 @@ def _named(version: tuple[str, int]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(tokenizer: bytes) -> LoadedTokenizer | None:
+def _load_tokenizer(tokenizer: bytes) -> LoadedTokenizer | None:
     return pickle.loads(tokenizer)
 
 
@@ -206,7 +206,7 @@ def _run(
     size = _Size(ray, workers)
     waiting = deque(range(len(work)))
     running: dict[Any, int] = {}
-    with _marked(work[0].cache.absolute()) as mark:
+    with _mark_file(work[0].cache.absolute()) as mark:
         try:
             while waiting or running:
                 stop.check()
@@ -263,7 +263,7 @@ class _Size:
 
 
 @contextlib.contextmanager
-def _marked(cache: Path) -> Iterator[str]:
+def _mark_file(cache: Path) -> Iterator[str]:
     name = f"ray-{secrets.token_hex(8)}"
     path = cache / "locks" / name
     with storage.writing(path):

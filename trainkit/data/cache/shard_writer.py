@@ -128,7 +128,7 @@ class ShardWriter:
     def flush(self) -> None:
         """Encode and write the pieces that wait. Raises TrainkitError if a sequence after the second has no token."""
         row = _Row(self._dtype)
-        for file, piece, (ids, learned, labels) in zip(self._sources, self._pieces, self._encoded(), strict=True):
+        for file, piece, (ids, learned, labels) in zip(self._sources, self._pieces, self._encode_texts(), strict=True):
             before, after = self._around(piece, ids)
             if piece.further and not (len(before) or len(ids) or len(after)):  # its first token would be marked
                 raise TrainkitError(
@@ -157,7 +157,7 @@ class ShardWriter:
         self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)
         self._pieces, self._sources, self.waiting = [], [], 0
 
-    def _encoded(self) -> Iterator[_Tokens]:
+    def _encode_texts(self) -> Iterator[_Tokens]:
         """Yield the tokens of each piece that waits. A text that is continued may have some of its ids with the next
         piece."""
         if self._tokenizer is None:
@@ -174,7 +174,7 @@ class ShardWriter:
         whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
         parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
         in_part = self._tokenizer.encode_parts(parts, special_tokens=self._specials)
-        labelled = self._labelled()
+        labelled = self._encode_labelled()
         for piece, several in zip(self._pieces, in_pieces, strict=True):
             if piece.token_labels is not None:
                 yield next(labelled)
@@ -191,7 +191,7 @@ class ShardWriter:
                 ids = next(whole)
             yield _Tokens(ids, np.full(len(ids), piece.learn))
 
-    def _labelled(self) -> Iterator[_Tokens]:
+    def _encode_labelled(self) -> Iterator[_Tokens]:
         """Yield the tokens of each piece that waits and has labels."""
         assert self._tokenizer is not None
         for words, group in groupby((p for p in self._pieces if p.token_labels is not None), lambda p: p.words):

@@ -160,11 +160,11 @@ def _compile(text: str) -> _Compiled:
         environment.from_string(text),
         _environment(BEGIN, END).from_string(text) if encloses else None,
         uses,
-        uses - _guarded(tree),
+        uses - _guarded_names(tree),
     )
 
 
-def _guarded(tree: Tree) -> set[str]:
+def _guarded_names(tree: Tree) -> set[str]:
     """Return the names that a template tests before it uses them: in a condition, or with a default."""
     from jinja2 import nodes
 

@@ -53,12 +53,12 @@ def make(document: Chat, row: Mapping[str, Any], index: int, context: RowContext
                 f"'{document.key}' has no turn of the assistant, and so nothing to learn; roles found: {roles}",
                 hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
             )
-        wanted = _wanted(document, messages, trained, turns)
+        wanted = _turns_to_learn(document, messages, trained, turns)
         messages, text = render_taken(template, messages, values)
         if document.learn == "all":
             learned = [(0, len(text))]
         elif has_generation_blocks(template):
-            learned = _enclosed(template, messages, values, text)
+            learned = _generation_parts(template, messages, values, text)
             if wanted != turns:
                 ends = {
                     k: _blocks_before(template, messages[:after], values) for k, after in pairwise(turns) if k in wanted
@@ -69,7 +69,7 @@ def make(document: Chat, row: Mapping[str, Any], index: int, context: RowContext
                     for block in learned[_blocks_before(template, messages[:k], values) : ends.get(k)]
                 ]
         else:
-            learned = _added(document, template, messages, values, wanted, text)
+            learned = _additions(document, template, messages, values, wanted, text)
         if not any(start < end for start, end in learned):
             raise TrainkitError("the template writes nothing to learn", hint=f"the template is {template.origin}")
     except TrainkitError as error:
@@ -90,7 +90,7 @@ def _takes_part(message: Message, where: str) -> bool | None:
     return answers.pop() if answers else None
 
 
-def _wanted(
+def _turns_to_learn(
     document: Chat, messages: Sequence[Message], trained: Sequence[bool | None], turns: Sequence[int]
 ) -> list[int]:
     """Return which of the assistant's turns are learned."""
@@ -231,7 +231,7 @@ def render_taken(
     return joined, render(template, joined, values=values)
 
 
-def _enclosed(
+def _generation_parts(
     template: ChatTemplate, messages: list[Message], values: Mapping[str, Any], text: str
 ) -> list[Characters]:
     """Return the parts that the template's outermost generation blocks enclose, even if they are empty."""
@@ -262,10 +262,10 @@ def _blocks_before(template: ChatTemplate, messages: list[Message], values: Mapp
     may differ."""
     if not messages:
         return 0
-    return len(_enclosed(template, messages, values, render(template, messages, values=values)))
+    return len(_generation_parts(template, messages, values, render(template, messages, values=values)))
 
 
-def _added(
+def _additions(
     document: Chat,
     template: ChatTemplate,
     messages: list[Message],

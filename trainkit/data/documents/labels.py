@@ -36,11 +36,11 @@ def labels_of(document: DocumentSpec | None) -> Labels | None:
     """Return the labels of a type of document; None if it has none."""
     if document is None or document.label_kind is None:
         return None
-    return _made(document)
+    return _make(document)
 
 
 @lru_cache
-def _made(document: DocumentSpec) -> Labels:
+def _make(document: DocumentSpec) -> Labels:
     assert document.label_kind is not None
     labels: Labels = import_named(document.label_kind)(document)
     return labels

@@ -77,7 +77,7 @@ def answers_of(document: QuestionInContext, row: Mapping[str, Any], context: str
             return f"{name} is {'empty' if isinstance(text, str) else kind_of(text) + ', not a string'}", _SQUAD
         if not isinstance(start, int) or isinstance(start, bool):
             return f"the start of {name} is {kind_of(start)}, not a whole number", _SQUAD
-        if problem := _misplaced(name, text, start, context):
+        if problem := _misplacement(name, text, start, context):
             return problem
         answers.append(ContextPart(start, start + len(text)))
     return list(dict.fromkeys(answers))[:MOST_ANSWERS]
@@ -111,7 +111,7 @@ def _texts_and_starts(document: QuestionInContext, row: Mapping[str, Any]) -> li
     return [(f"'{key}.text[{n}]'", text, start) for n, (text, start) in enumerate(zip(texts, starts, strict=True))]
 
 
-def _misplaced(name: str, text: str, start: int, context: str) -> Problem | None:
+def _misplacement(name: str, text: str, start: int, context: str) -> Problem | None:
     """Return that an answer is not at its place in the context; None if it is there."""
     if start < 0 or start + len(text) > len(context):
         problem = f"{name} would be characters {start} to {start + len(text)} of a context of {len(context)}"

@@ -49,7 +49,7 @@ def expand_braces(pattern: str) -> list[str]:
     shell.
     """
     for start in (i for i, c in enumerate(pattern) if c == "{"):
-        closing = _closing(pattern, start)
+        closing = _find_closing(pattern, start)
         if closing is None:
             continue
         end, commas = closing
@@ -67,7 +67,7 @@ def expand_braces(pattern: str) -> list[str]:
     return [pattern]
 
 
-def _closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
+def _find_closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
     """Return where the brace that opens at `start` closes, and the places of its own commas."""
     depth = 0
     commas: list[int] = []

@@ -140,7 +140,7 @@ def peek(recipe: Recipe) -> LoadedTokenizer | None:
     """Return the tokenizer that the recipe names; None if it must be trained or fetched first. Raises TrainkitError."""
     if recipe.tokenizer is None or recipe.tokenizer.path is None:
         return None
-    path = _local(recipe) or _fetched(recipe)
+    path = _local(recipe) or _fetch_tokenizer(recipe)
     return _open(recipe, path) if path.exists() else None
 
 
@@ -149,7 +149,7 @@ def _load_named(recipe: Recipe) -> LoadedTokenizer:
         return _open(recipe, local)
     name, revision = recipe.text_tokenizer.path, recipe.text_tokenizer.revision
     assert name is not None
-    path = _fetched(recipe)
+    path = _fetch_tokenizer(recipe)
     if not path.exists():
         content = _fetch(name, revision)
         _fetch_beside(name, revision, (*BESIDE, CONFIG), path.parent)
@@ -181,7 +181,7 @@ def _local(recipe: Recipe) -> Path | None:
     return None
 
 
-def _fetched(recipe: Recipe) -> Path:
+def _fetch_tokenizer(recipe: Recipe) -> Path:
     """Return where a tokenizer from the hub is kept, so that a run continues with the same one, even offline."""
     revision = [recipe.text_tokenizer.revision] if recipe.text_tokenizer.revision is not None else []
     named = of_value(["hub", recipe.text_tokenizer.path, *revision])

@@ -155,9 +155,9 @@ class OptimizerSpec(WithSchedules):
 
     def owner(self, name: str, shape: Shape) -> OptimizerSpec:
         """Return the rule that updates the parameter `name`: that of the last group that chooses one, or its own."""
-        return (self._chosen(name) or self).rule_of(name, shape)
+        return (self._rule_of_groups(name) or self).rule_of(name, shape)
 
-    def _chosen(self, name: str) -> OptimizerSpec | None:
+    def _rule_of_groups(self, name: str) -> OptimizerSpec | None:
         """Return the optimizer of the last group that chooses one for a parameter; None if no group does."""
         return next((group.optimizer for group in reversed(self.groups_of(name)) if group.optimizer is not None), None)
 
@@ -194,7 +194,7 @@ class OptimizerSpec(WithSchedules):
         """Raise ValueError if the groups do not fit the trained parameters, or a rule cannot update one of its own."""
         self.check_groups(shapes)
         for name, shape in shapes.items():
-            (self._chosen(name) or self).check_parameter(name, shape)
+            (self._rule_of_groups(name) or self).check_parameter(name, shape)
 
     def check_groups(self, names: Iterable[str]) -> None:
         """Check the groups against the names of the trained parameters.
@@ -210,7 +210,7 @@ class OptimizerSpec(WithSchedules):
                     f" the parameters are {', '.join(names)}"
                 )
         for number, group in enumerate(self.groups):
-            rules = (self._chosen(name) or self for name in names if fnmatchcase(name, group.match))
+            rules = (self._rule_of_groups(name) or self for name in names if fnmatchcase(name, group.match))
             rule = next((rule for rule in rules if rule.owns_rate), None)
             if rule is not None and group.learning_rate_factor not in (0, 1):
                 raise ValueError(

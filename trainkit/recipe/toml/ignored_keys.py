@@ -46,7 +46,7 @@ def check_ignored_keys(recipe: Recipe, layer: Layer, *, top: str | None) -> None
         written = max(map(rank, case.causes)) or 2  # nothing that an extended file could have known
         return rank(key) >= max(least, written)
 
-    found = [(key, case) for case in _ignored(recipe) for key in case.keys if is_refused(key, case)]
+    found = [(key, case) for case in _ignored_keys(recipe) for key in case.keys if is_refused(key, case)]
     if not found:
         return
     problems = [f"{dotted(key)} has no effect: {case.why}" for key, case in found]
@@ -56,7 +56,7 @@ def check_ignored_keys(recipe: Recipe, layer: Layer, *, top: str | None) -> None
     raise TrainkitError(problems[0] + more, where=places[0], hint=hint)
 
 
-def _ignored(recipe: Recipe) -> Iterator[Ignored]:
+def _ignored_keys(recipe: Recipe) -> Iterator[Ignored]:
     if not recipe.data.validation_names:
         yield Ignored(
             _keys("evaluate", "every", "batch_size", "max_batches"),

@@ -127,7 +127,7 @@ def _check(
     _check_directories(recipe.data, layer)
     check_ignored_keys(recipe, layer, top=None if resolved else as_shown(path))
     changed = _changed_plugins(recipe, plugins, layer)
-    recipe = _completed(recipe, path, plugins)
+    recipe = _complete(recipe, path, plugins)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     if recipe.sweep is not None:
         origins |= {
@@ -172,7 +172,7 @@ def _check_directories(data: Data, layer: Layer) -> None:
                 raise hub_only(("data", section, number, "config"), source.id, layer)
 
 
-def _completed(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recipe:
+def _complete(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recipe:
     """Return the recipe with a name, with absolute paths, and with the digests of its plugins."""
     if recipe.run.name is None:
         recipe = with_values(recipe, run=with_values(recipe.run, name=path.stem))

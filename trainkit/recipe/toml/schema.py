@@ -104,7 +104,7 @@ def table(node: Node, value: Any = None) -> Node | None:
 
 def branches(node: Node) -> list[Node]:
     """Return the alternatives of a union, or the node itself, without `null`, which TOML cannot express."""
-    node = _resolved(node)
+    node = _resolve(node)
     union = node.get("anyOf") or node.get("oneOf")
     if union is None:
         return [] if node.get("type") == "null" else [node]
@@ -162,7 +162,7 @@ def describe(node: Node) -> str:
 
 def meaning(node: Node) -> str:
     """Return the docstring of a key on one line, or that of its table if the key has none."""
-    text = node.get("description") or _resolved(node).get("description") or ""
+    text = node.get("description") or _resolve(node).get("description") or ""
     return " ".join(text.split())
 
 
@@ -264,7 +264,7 @@ def _bounds(branch: Node, *, whole: bool) -> str:
     return " " + " and ".join(said) if said else ""
 
 
-def _resolved(node: Node) -> Node:
+def _resolve(node: Node) -> Node:
     if "$ref" not in node:
         return node
     definition: Node = node["$defs"][node["$ref"].rsplit("/", 1)[-1]]

@@ -22,7 +22,7 @@ class Difference:
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_said(self.old)} -> {_said(self.new)}"
+        return f"{self.key}: {_words_of(self.old)} -> {_words_of(self.new)}"
 
 
 def differences(old: Recipe, new: Recipe) -> list[Difference]:
@@ -82,7 +82,7 @@ def _key_name(name: str) -> str:
     return name if bare else toml_value(name)
 
 
-def _said(value: Any) -> str:
+def _words_of(value: Any) -> str:
     return "not given" if value is None else toml_value(value)
 
 
@@ -99,18 +99,18 @@ def dumps(recipe: Recipe, origins: Mapping[str, str], path: Path, *, shown: Call
         return _printable(shown(origins[dotted(key)]))
 
     lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(shown(str(path)))}"]
-    lines += _table_lines(_shown(recipe.model_dump(by_alias=True), shown), (), origin)
+    lines += _table_lines(_show(recipe.model_dump(by_alias=True), shown), (), origin)
     return "\n".join(lines) + "\n"
 
 
-def _shown(value: Any, shown: Callable[[str], str]) -> Any:
+def _show(value: Any, shown: Callable[[str], str]) -> Any:
     match value:
         case str():
             return shown(value)
         case dict():
-            return {name: _shown(inner, shown) for name, inner in value.items()}
+            return {name: _show(inner, shown) for name, inner in value.items()}
         case list() | tuple():
-            return tuple(_shown(inner, shown) for inner in value)
+            return tuple(_show(inner, shown) for inner in value)
     return value
 
 

@@ -155,7 +155,7 @@ def _load(spec: HuggingFace, state: str | Stat) -> Any:
                 streaming=spec.streaming,
                 cache_dir=_cache_of(datasets, state) if directory else None,
             )
-        return _undecoded(datasets, dataset)
+        return _without_decoding(datasets, dataset)
     except TrainkitError:
         raise
     # each of its formats has errors of its own
@@ -195,7 +195,7 @@ def _split_of(datasets: Any, saved: Any, split: str) -> Any:
     return datasets.concatenate_datasets([saved.select(range(part.from_, part.to)) for part in parts])
 
 
-def _undecoded(datasets: Any, dataset: Any) -> Any:
+def _without_decoding(datasets: Any, dataset: Any) -> Any:
     """Return the dataset with images and sounds as the stored bytes."""
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Image | datasets.Audio) and feature.decode:

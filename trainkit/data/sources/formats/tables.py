@@ -50,7 +50,7 @@ def _records(file: SourceFile, refuse: Refuse) -> Iterator[tuple[int, list[str]]
     try:
         with open_binary(file.path) as stream:
             reader = csv.reader(
-                _decoded(stream), delimiter="\t" if suffixes(file.path)[0] == ".tsv" else ",", strict=True
+                _decode_lines(stream), delimiter="\t" if suffixes(file.path)[0] == ".tsv" else ",", strict=True
             )
             while True:
                 line = reader.line_num + 1
@@ -69,7 +69,7 @@ def _records(file: SourceFile, refuse: Refuse) -> Iterator[tuple[int, list[str]]
         refuse(refuse_damaged(error, f":{line}"))
 
 
-def _decoded(stream: BinaryIO) -> Iterator[str]:
+def _decode_lines(stream: BinaryIO) -> Iterator[str]:
     """Yield lines in which bytes that are not UTF-8 are surrogates, to be reported with their row."""
     for number, line in enumerate(stream):
         yield (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).decode(errors="surrogateescape")
