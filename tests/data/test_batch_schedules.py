@@ -125,9 +125,7 @@ def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Re
 
 
 def test_a_line_is_a_staircase_of_few_steps(tmp_path: Path) -> None:
-    recipe = room.recipe(
-        Path("x"), {"path": "a", "name": "a", "weight": 2.0}, {"path": "b", "name": "b", "weight": 1.0}
-    )
+    recipe = room.recipe(tmp_path, {"path": "a", "name": "a", "weight": 2.0}, {"path": "b", "name": "b", "weight": 1.0})
     stages = stages_of(recipe.data.train, {"a": ((0, 1.0), (10_000, 0.5))})
     assert len(stages) == STAIRS + 1
     assert all(before[0] > after[0] for before, after in pairwise(stages.values()))
