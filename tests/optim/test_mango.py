@@ -130,6 +130,14 @@ def test_mango_ends_where_trainit_s_ends(options: dict[str, Any], wanted: tuple[
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim) == spec.total_state_bytes(SHAPES)
 
 
+def test_a_single_number_of_each_layer_is_normalized_by_itself() -> None:
+    params = {"blocks.gate": np.array([3.0, -4.0])}
+    spec = Mango(type="mango", learning_rate=RATE, momentum=0.0, normalize=Normalizations(scales="l2"))
+    found, _ = trajectory(spec, at=params, steps=1)
+    signs = np.sign(trajectories.gradient(params, 0, 1)["blocks.gate"])
+    trajectories.assert_equal(found, {"blocks.gate": params["blocks.gate"] - RATE * signs})
+
+
 def test_every_parameter_of_a_model_has_the_role_that_its_name_says() -> None:
     assert [role_of(name, shape) for name, shape in SHAPES.items()] == [
         "embeddings", "head", "matrices", "biases", "scales", "attention", "attention_biases",

@@ -94,7 +94,7 @@ def _axes(kind: str, ndim: int, *, lead: int) -> tuple[int, ...]:
     """Return the axes of a norm of `kind` of arrays after `lead` axes of separate ones; experts are separate too."""
     if kind in ("rows", "columns"):
         return (-1,) if kind == "rows" else (-2,)
-    return (-1,) if ndim - lead == 1 else (-2, -1)
+    return tuple(range(-min(ndim - lead, 2), 0))
 
 
 def _norm(x: Array, axes: tuple[int, ...]) -> Array:
