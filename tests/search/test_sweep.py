@@ -6,79 +6,33 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import fake_run
 import pytest
+from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, study
 from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 
 from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
-from trainkit.events.log import EventLog, last_attempt, read
+from trainkit.events.log import last_attempt, read
 from trainkit.parallel.hosts import ADDRESS
 from trainkit.recipe.toml.load import Loaded, load
 from trainkit.rundir.directory import create, hold_lock, recipe_of
 from trainkit.search import sweep
+from trainkit.search.study import study_of
 from trainkit.search.sweep import divide_devices, run
-from trainkit.search.trials import NAME, Study, study_of
-
-GRID = """
-[sweep.parameters]
-"optimizer.learning_rate" = { low = 1e-4, high = 1e-2, log = true, points = 3 }
-"model.layers" = { low = 1, high = 2 }
-"""
-
-
-def study(directory: Path, sweep: str = GRID) -> Study:
-    """Return the sweep of a small recipe with this `[sweep]`, in a directory of its own."""
-    directory.mkdir(parents=True, exist_ok=True)
-    recipe = directory / "tiny.toml"
-    recipe.write_text(BARE + sweep)
-    return study_of(recipe, [f'run.directory="{directory}/runs"'])
-
-
-class Ended:
-    """A process that has ended."""
-
-    def poll(self) -> int:
-        return 0
-
-    def terminate(self) -> None: ...
-
-
-class Killed(BaseException):
-    """The end of a sweep that had no time to do anything about it."""
-
-
-def fake_trainer(directory: Path, environment: Mapping[str, str]) -> Ended:
-    """Write the log of a run whose loss depends on its recipe; a learning rate of 1e-4 fails."""
-    recipe = recipe_of(directory).recipe
-    rate = recipe.optimizer.learning_rate
-    log = EventLog(directory, attempt=last_attempt(directory) + 1)
-    log.write("run_started", step=0, **fake_run.started(directory.name))
-    for step in range(1, 11):
-        log.write("step", step=step, metrics={"train/loss": 10 - step + rate + recipe.model.layers})
-    status, code = ("failed", 1) if rate == 1e-4 else ("finished", 0)
-    log.write("run_finished", step=10, status=status, exit_code=code, message="the loss is nan" * code)
-    log.close()
-    return Ended()
-
-
-def finish(found: Study, start: Callable[..., Ended] = fake_trainer) -> list[str]:
-    """Run the sweep to its end, and return its leaderboard and what it reported."""
-    lines: list[str] = []
-    assert run(found, lines.append, start=start, pause=0) == DONE
-    return lines
+from trainkit.search.trials import NAME
 
 
 def test_a_sweep_ranks_its_trials_and_runs_none_again(tmp_path: Path) -> None:
     found = study(tmp_path)
     reported = finish(found)
-    board = [line.split()[:3] for line in leaderboard_lines(found)]
-    assert board[0] == ["RUN", "STATE", "train/loss"]
-    assert [row[0] for row in board[1:7]] == [f"tiny-{n:04}" for n in (3, 5, 4, 6, 1, 2)]
-    assert board[1] == ["tiny-0003", "finished", "1.0010"] and board[5] == ["tiny-0001", "failed", "–"]
+    rows = board(found)
+    assert rows[0] == ["RUN", "STATE", "train/loss", "STEPS", "optimizer.learning_rate", "model.layers"]
+    assert [row[0] for row in rows[1:7]] == [f"tiny-{n:04}" for n in (3, 5, 4, 6, 1, 2)]
+    assert rows[1] == ["tiny-0003", "finished", "1.0010", "10", "0.001", "1"]
+    assert rows[5] == ["tiny-0001", "failed", "–", "10", "0.0001", "1"]
     assert leaderboard_lines(found)[-1] == "tiny-0002 failed: the loss is nan"
     assert sum("finished: train/loss" in line for line in reported) == 4
     again = study(tmp_path)
@@ -106,7 +60,7 @@ def test_a_sweep_that_was_killed_ends_with_the_leaderboard_of_an_uninterrupted_o
     finish(whole)
     later = study(tmp_path / "killed")
     later.read()
-    assert leaderboard_lines(later) == leaderboard_lines(found) == leaderboard_lines(whole)
+    assert board(later) == board(found) == board(whole)
     assert sorted(started) == sorted([*(trial.directory.name for trial in found.trials), started[at]])
 
 
@@ -143,7 +97,7 @@ def test_the_sweep_is_no_part_of_a_run(tmp_path: Path) -> None:
     found = study(tmp_path)
     (tmp_path / "plain.toml").write_text(BARE)
     plain = load(tmp_path / "plain.toml", [f'run.directory="{tmp_path}/runs"']).recipe
-    assert found.recipe == plain.fingerprint()
+    assert found.recipes.base.recipe.fingerprint() == plain.fingerprint()
     finish(found)
     assert "[sweep" not in (found.trials[0].directory / "recipe.toml").read_text()
 
@@ -247,6 +201,7 @@ def test_an_error_while_a_trial_is_created_stops_those_that_run(
         return created[0]
 
     monkeypatch.setattr(sweep, "create", create_one)
+    monkeypatch.setattr(sweep, "cores", lambda: 2)
     with pytest.raises(TrainkitError, match="No space left"):
         run(study(tmp_path, "[sweep]\nat_once = 2\n" + GRID), lambda line: None, start=lambda *_: first, pause=0)
     assert first.stopped
@@ -258,6 +213,7 @@ def test_a_sweep_with_a_time_of_day_continues_on_the_next_day(tmp_path: Path) ->
     settings = [f'run.directory="{tmp_path}/runs"', 'schedule={type="wsd", warmup=0}']
     found = [study_of(recipe, [*settings, f'train.until="2130-01-0{day} 08:00"']) for day in (1, 2)]
     today, tomorrow = found
+    assert today.trials[0].loaded and tomorrow.trials[1].loaded
     create(today.trials[0].loaded)
     today.begin()
     tomorrow.read()
@@ -269,9 +225,12 @@ def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
     found = divide_devices(2, "auto")
     assert found == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    monkeypatch.setattr(sweep, "cores", lambda: 3)
     assert divide_devices(3, "cpu") == [{}, {}, {}] and divide_devices(1, "gpu") == [{}]
     with pytest.raises(TrainkitError, match="there are 5 GPUs"):
         divide_devices(6, "auto")
+    with pytest.raises(TrainkitError, match="there are 3 CPU cores"):
+        divide_devices(4, "cpu")
 
 
 def test_a_sweep_over_several_machines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,10 +170,18 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_sweep_has_a_metric(self) -> Recipe:
+        if self.sweep is None:
+            return self
         known = ["train/loss", *self.evaluate.computed(self.task, self.data)]
-        if self.sweep is not None and self.sweep.metric is not None and self.sweep.metric not in known:
+        if self.sweep.metric is not None and self.sweep.metric not in known:
             near = ", ".join(get_close_matches(self.sweep.metric, known, n=5, cutoff=0.0))
             raise ValueError(f'sweep.metric = "{self.sweep.metric}" is never computed: the trials compute {near}')
+        by_validation = self.sweep.metric != "train/loss" if self.sweep.metric else bool(self.data.validation_names)
+        if self.sweep.prune is not None and by_validation and self.evaluate.every is None:
+            raise ValueError(
+                f'sweep.prune = "{self.sweep.prune}" compares trials at evaluations on the way, and there are none: set'
+                " evaluate.every"
+            )
         return self
 
     @model_validator(mode="after")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
@@ -19,6 +21,8 @@ from trainkit.recipe.toml.values import dumps
 RECIPE = "recipe.toml"
 #: The directory of exports within a run; each export is named by its step.
 EXPORTS = "exports"
+#: In the directory of a trial: which sweep it belongs to.
+SWEEP = "sweep.json"
 #: The errors of a disk that refuses to write: it is full, read-only, or belongs to somebody else.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"
@@ -66,6 +70,29 @@ def create(loaded: Loaded) -> Path:
 def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
     """Return the recipe in a run's directory, with `overrides` applied. Raises TrainkitError."""
     return load_resolved(directory / RECIPE, overrides)
+
+
+def write_sweep(directory: Path, *, name: str, trial: int, settings: Mapping[str, Any]) -> None:
+    """Write which trial of a sweep a run is, for its trackers; the keys of `settings` are dotted."""
+    parameters: dict[str, Any] = {}
+    for key, value in settings.items():
+        *tables, last = key.split(".")
+        table = parameters
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[last] = value
+    fresh = directory / f".{SWEEP}"
+    fresh.write_text(json.dumps({"name": name, "trial": trial, "parameters": parameters}) + "\n", encoding="utf-8")
+    fresh.replace(directory / SWEEP)
+
+
+def read_sweep(directory: Path) -> dict[str, Any] | None:
+    """Return what `write_sweep` wrote; None of a run that belongs to no sweep."""
+    try:
+        found: dict[str, Any] = json.loads((directory / SWEEP).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
 
 
 def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:

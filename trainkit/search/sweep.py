@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,12 +18,15 @@ from trainkit.events.log import last_end
 from trainkit.parallel import hosts
 from trainkit.run.attempt import spawn
 from trainkit.run.start import Start
-from trainkit.rundir.directory import create, hold_lock, is_training
-from trainkit.search.trials import Study, Trial
-from trainkit.text import format_quantity
+from trainkit.rundir.directory import create, hold_lock, is_training, write_sweep
+from trainkit.search.study import Study
+from trainkit.search.trials import Trial
+from trainkit.text import format_quantity, plural
 
 #: The ends of a run after which it is not continued.
 ENDED = ("finished", "failed")
+#: The variable that says which GPUs a process may use.
+GPUS = "CUDA_VISIBLE_DEVICES"
 #: Seconds between two looks at the trials that run.
 PAUSE = 0.2
 
@@ -46,7 +50,14 @@ def spawn_trial(directory: Path, environment: Mapping[str, str]) -> Process:
     return spawn(directory, Start(), environment=environment)
 
 
-def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_trial, pause: float = PAUSE) -> int:
+def run(
+    study: Study,
+    report: Callable[[str], None],
+    *,
+    start: Starter = spawn_trial,
+    look: Callable[[], None] = lambda: None,
+    pause: float = PAUSE,
+) -> int:
     """Run the trials that have not ended, and return the exit code.
 
     A trial that was cut off continues from its newest checkpoint; one that still runs, because only the sweep was
@@ -54,6 +65,7 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
 
     Args:
         report: called with a line for people at the start and the end of each trial.
+        look: called now and then while trials run.
 
     Raises:
         TrainkitError: another process runs the sweep, it was begun with another recipe, there are too few GPUs, this
@@ -61,23 +73,29 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
     """
     if os.environ.get(hosts.ADDRESS):
         raise TrainkitError("a sweep works on one machine only", where=hosts.ADDRESS, hint=f"unset {hosts.ADDRESS}")
-    slots = divide_devices(study.spec.at_once, study.platform)
-    study.begin()
+    slots = slots_of(study)
+    study.directory.mkdir(parents=True, exist_ok=True)
     with _hold_lock(study.directory):
-        study.read()
-        waiting = [trial for trial in study.trials if trial.number not in study.ends]
+        study.begin()
+        # one that was pruned may still train, if the sweep was killed before it stopped that
+        waiting = [trial for trial in study.trials if trial.number not in study.ends or is_training(trial.directory)]
         running: dict[int, tuple[Trial, Process | None]] = {}
         unfinished = 0
         try:
-            while waiting or running:
+            while True:
                 for slot in range(len(slots)):
-                    if waiting and slot not in running:
-                        trial = waiting.pop(0)
+                    if slot not in running and (trial := waiting.pop(0) if waiting else study.propose()):
                         running[slot] = trial, _begin(study, trial, slots[slot], report, start)
+                if not running:
+                    break
                 for slot, (trial, process) in list(running.items()):
-                    if (process is None or process.poll() is not None) and not is_training(trial.directory):
+                    ended = (process is None or process.poll() is not None) and not is_training(trial.directory)
+                    if study.prunes(trial) and not ended:
+                        _ask_to_stop(trial, process)
+                    if ended:
                         del running[slot]
                         unfinished += not _end(study, trial, report)
+                look()
                 if running:
                     time.sleep(pause)
         except (KeyboardInterrupt, TrainkitError, OSError):  # a trial may not even be created, as on a full disk
@@ -88,6 +106,14 @@ def run(study: Study, report: Callable[[str], None], *, start: Starter = spawn_t
     if unfinished:
         return STOPPED_EARLY
     return DONE if any(end.status == "finished" for end in study.ends.values()) else FAILED
+
+
+def slots_of(study: Study) -> list[dict[str, str]]:
+    """Return what the environment of each of the trials that run at once needs. Raises TrainkitError if there are too
+    few devices."""
+    base = study.recipes.base
+    where = base.origins.get("sweep.at_once", "sweep.at_once")
+    return divide_devices(study.spec.at_once, base.recipe.parallel.platform, where=where)
 
 
 @contextmanager
@@ -106,17 +132,31 @@ def _begin(
 ) -> Process | None:
     """Create the run of a trial, or continue it, and return its process; None where it is another one's child, or
     where its run has ended already."""
-    name = f"trial {trial.number} of {len(study.trials)}: {trial.in_words}"
+    name = f"trial {trial.number} of {study.total}: {trial.in_words}{_on(environment)}"
     if not trial.directory.exists():
-        create(trial.loaded)
+        assert trial.loaded is not None
         study.record_start(trial)
-    elif is_training(trial.directory) or last_end(trial.directory) in ENDED:
-        report(f"{name}; it is running already" if is_training(trial.directory) else name)
+        create(trial.loaded)
+    elif is_training(trial.directory):
+        report(f"{name}; it is running already")
+        if trial.number in study.ends:
+            _ask_to_stop(trial, None)
+        return None
+    elif last_end(trial.directory) in ENDED or study.prunes(trial):
+        report(name)
         return None
     else:
         name += "; continued"
+    write_sweep(trial.directory, name=study.directory.name, trial=trial.number, settings=trial.settings)
     report(name)
     return start(trial.directory, environment)
+
+
+def _on(environment: Mapping[str, str]) -> str:
+    """Return the GPUs of an environment in words; empty where it has those of this process."""
+    gpus = environment.get(GPUS, "")
+    name = "GPUs" if "," in gpus else "GPU"
+    return f"; on {name} {gpus}" if gpus else ""
 
 
 def _end(study: Study, trial: Trial, report: Callable[[str], None]) -> bool:
@@ -127,45 +167,63 @@ def _end(study: Study, trial: Trial, report: Callable[[str], None]) -> bool:
     elif end.status == "failed":
         report(f"trial {trial.number} failed: {end.message.splitlines()[0] if end.message else ''}")
     else:
-        report(f"trial {trial.number} finished: {study.metric} = {format_quantity(end.value)}")
+        place = f" at step {end.steps}" if end.status == "pruned" else ""
+        report(f"trial {trial.number} {end.status}{place}: {study.metric} = {format_quantity(end.value)}")
     return end is not None
 
 
+def _ask_to_stop(trial: Trial, process: Process | None) -> None:
+    """Let a trial save a checkpoint and end, as `trainkit send RUN stop` does."""
+    if process is not None:
+        process.terminate()
+    else:
+        with suppress(TrainkitError, OSError):
+            commands.send(trial.directory, "stop", None)
+
+
 def _stop(running: Sequence[tuple[Trial, Process | None]], pause: float) -> None:
-    """Stop trials as `trainkit send RUN stop` does, and wait until they have ended."""
+    """Stop trials, and wait until they have ended."""
     for trial, process in running:
-        if process is not None:
-            process.terminate()
-        else:
-            with suppress(TrainkitError, OSError):
-                commands.send(trial.directory, "stop", None)
+        _ask_to_stop(trial, process)
     while any((process and process.poll() is None) or is_training(trial.directory) for trial, process in running):
         time.sleep(pause)
 
 
-def divide_devices(at_once: int, platform: str) -> list[dict[str, str]]:
-    """Return what the environment of each of so many processes needs, so that they divide the GPUs of this machine.
+def divide_devices(at_once: int, platform: str, *, where: str = "sweep.at_once") -> list[dict[str, str]]:
+    """Return what the environment of each of so many processes needs, so that they divide the GPUs of this machine; on
+    a CPU they share its cores.
+
+    Args:
+        where: the place of `at_once` in the recipe.
 
     Raises:
-        TrainkitError: there are fewer GPUs than processes.
+        TrainkitError: there are fewer GPUs, or cores of a CPU, than processes.
     """
     gpus = [] if platform == "cpu" else _gpus()
-    if at_once == 1 or not gpus:
-        return [{} for _ in range(at_once)]
-    if len(gpus) < at_once:
+    count, what = (len(gpus), "GPU") if gpus else (cores(), "CPU core")
+    if at_once == 1:
+        return [{}]
+    if count < at_once:
         raise TrainkitError(
-            f"sweep.at_once = {at_once}, but there are {len(gpus)} GPUs",
-            where="sweep.at_once",
-            hint=f"at most one trial on each: at_once = {len(gpus)}",
+            f"sweep.at_once = {at_once}, but there {'is' if count == 1 else 'are'} {plural(count, what)}",
+            where=where,
+            hint=f"at most one trial on each: at_once = {count}",
         )
+    if not gpus:
+        return [{} for _ in range(at_once)]
     share = len(gpus) // at_once
     parts = [gpus[slot * share : (slot + 1) * share] for slot in range(at_once)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
+    return [{GPUS: ",".join(part)} for part in parts]
+
+
+def cores() -> int:
+    """Return how many cores of the CPU this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(GPUS)
     if visible is not None:
         return [part.strip() for part in visible.split(",") if part.strip()]
     if shutil.which("nvidia-smi") is None:

@@ -56,12 +56,21 @@ class Sweep(Spec):
     parameters: dict[str, SweptKey]
     """For each key of the recipe, in quotes, its values: `"optimizer.learning_rate" = { low = 1e-4, high = 1e-2, log =
     true }` or `"run.seed" = { values = [0, 1, 2] }`."""
-    method: Literal["grid", "random"] = "grid"
-    """`grid` tries every combination; `random` draws each value from its list or range (Bergstra & Bengio 2012)."""
+    method: Literal["grid", "random", "tpe"] = "grid"
+    """`grid` tries every combination; `random` draws each value from its list or range (Bergstra & Bengio 2012); `tpe`
+    draws values like those of the best trials so far (tree-structured Parzen estimator, Bergstra et al. 2011), and
+    needs the extra `optuna`."""
     trials: Count | None = None
-    """How many runs `random` makes. It may be raised later to continue the sweep."""
+    """How many runs `random` and `tpe` make. It may be raised later to continue the sweep."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of `random`; `run.seed` of the trials does not depend on it."""
+    """Seed of `random` and `tpe`; `run.seed` of the trials does not depend on it."""
+    startup: Count = 10
+    """How many trials `tpe` draws at random before it learns from them, and how many must have ended before `median`
+    stops one."""
+    prune: Literal["median", "hyperband"] | None = None
+    """How `tpe` stops trials that look bad at an evaluation on the way, or at a tenth of the steps where trials are
+    ranked by the training loss. `median`: worse than the median of the earlier trials there. `hyperband`: not among the
+    best third at one of its rungs (Li et al. 2018). If absent, all trials run to their end."""
     metric: str | None = None
     """What the trials are ranked by, at the end of each: `validation/SET/NAME` or `train/loss`. If absent, that of
     `checkpoint.best`, or the loss of the first validation set, or without one the training loss."""
@@ -82,18 +91,19 @@ class Sweep(Spec):
 
     @model_validator(mode="after")
     def _the_method_fits(self) -> Sweep:
-        if self.method == "random" and self.trials is None:
-            raise ValueError('method = "random" needs trials, the number of runs')
-        if self.method == "grid":
-            if self.trials is not None:
-                raise ValueError('trials goes with method = "random": a grid tries every combination')
-            for key, swept in self.parameters.items():
-                if swept.values is None and swept.points is None and not (swept.is_whole and not swept.log):
-                    raise ValueError(
-                        f'sweep.parameters: a grid needs to know how many values of "{key}" to try: give points'
-                    )
-        else:
-            for key, swept in self.parameters.items():
-                if swept.points is not None:
-                    raise ValueError(f'sweep.parameters: points of "{key}" goes with method = "grid"')
+        if self.method == "grid" and self.trials is not None:
+            raise ValueError('trials goes with method = "random" or "tpe": a grid tries every combination')
+        if self.method != "grid" and self.trials is None:
+            raise ValueError(f'method = "{self.method}" needs trials, the number of runs')
+        for key in ("startup", "prune"):
+            if self.method != "tpe" and key in self.model_fields_set:
+                raise ValueError(f'{key} goes with method = "tpe", found method = "{self.method}"')
+        for key, swept in self.parameters.items():
+            if self.method != "grid" and swept.points is not None:
+                raise ValueError(f'sweep.parameters: points of "{key}" goes with method = "grid"')
+            listed = swept.values is not None or swept.points is not None or (swept.is_whole and not swept.log)
+            if self.method == "grid" and not listed:
+                raise ValueError(
+                    f'sweep.parameters: a grid needs to know how many values of "{key}" to try: give points'
+                )
         return self

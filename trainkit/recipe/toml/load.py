@@ -130,10 +130,9 @@ def _check(
     recipe = _complete(recipe, path, plugins)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     if recipe.sweep is not None:
-        origins |= {
-            f"sweep.parameters.{key}": str(layer.origin(("sweep", "parameters", key)))
-            for key in recipe.sweep.parameters
-        }
+        keys: list[tuple[str, ...]] = [("sweep", key) for key in recipe.sweep.model_fields_set]
+        keys += [("sweep", "parameters", key) for key in recipe.sweep.parameters]
+        origins |= {".".join(key): str(layer.origin(key)) for key in keys}
     if plugins:
         origins["plugins.digests"] = "SHA-256 of plugins.files"
     return Loaded(recipe=recipe, origins=origins, path=path, plugins=plugins, changed_plugins=changed)
