@@ -1,4 +1,5 @@
-"""Reads a repository back with Aim's own SDK, in a process of its own: `python aim_child.py REPOSITORY` prints JSON."""
+"""Reads a repository back with Aim's own SDK, in a process of its own: `python aim_child.py REPOSITORY [QUERY]` prints
+JSON of its runs, or of those that the query selects."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def told(run: Run) -> dict[str, Any]:
         "name": run.name,
         "experiment": run.experiment,
         "ended": run.end_time is not None,
-        "parameters": {key: run.get(key) for key in ("recipe", "plan", "run", "status")},
+        "parameters": {key: run.get(key) for key in ("recipe", "plan", "run", "status", "sweep")},
         "metrics": metrics,
         "texts": objects(run, Texts, run.get_text_sequence, lambda text: text.data),
         "images": objects(run, Images, run.get_image_sequence, lambda image: [*image.size, image.caption]),
@@ -48,4 +49,7 @@ def told(run: Run) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([told(run) for run in Repo.from_path(sys.argv[1]).iter_runs()]))
+    repository, *query = sys.argv[1:]
+    repo = Repo.from_path(repository)
+    runs = [found.run for found in repo.query_runs(*query, report_mode=0).iter_runs()] if query else repo.iter_runs()
+    print(json.dumps([told(run) for run in runs]))

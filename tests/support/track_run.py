@@ -79,9 +79,9 @@ def two_attempts(parent: Path, name: str) -> Path:
 LOSSES = {step: 1.0 / step for step in range(1, 21)} | {step: 3.0 / step for step in range(21, 26)}
 
 
-def read_back(repository: Path) -> dict[str, Any]:
-    """Runs of Aim by name, through its SDK in a fresh process."""
-    done = subprocess.run([sys.executable, CHILD, repository], check=True, capture_output=True, text=True)
+def read_back(repository: Path, *query: str) -> dict[str, Any]:
+    """Runs of Aim by name, those that a query selects if there is one, through its SDK in a fresh process."""
+    done = subprocess.run([sys.executable, CHILD, repository, *query], check=True, capture_output=True, text=True)
     return {run["name"]: run for run in json.loads(done.stdout.splitlines()[-1])}
 
 

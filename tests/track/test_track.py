@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from places import LIMIT
+from small_sweep import GRID, study
+from small_sweep import finish as finish_sweep
 from track_run import LOSSES, began, finish, look, read_back, run_directory, train, two_attempts
 
 from trainkit.errors import TrainkitError
@@ -113,6 +115,24 @@ def test_a_log_is_replayed_without_what_was_given_up_and_a_second_time_changes_n
     assert list(first["artifacts"]) == ["checkpoints/10"]
     assert tail.follow(run, "aim", spec) == done and done.last_step == 25
     assert read_back(repository) == before
+
+
+def test_aim_selects_the_trials_of_a_sweep_by_its_name_and_by_what_they_set(tmp_path: Path, repository: Path) -> None:
+    found = study(tmp_path, GRID)
+    finish_sweep(found)
+    for trial in found.trials[2:]:
+        tail.follow(trial.directory, "aim", Track(repository=str(repository)))
+    query = 'run.sweep.name == "tiny-sweep" and run.sweep.parameters.model.layers == 2'
+    selected = {name: run["parameters"]["sweep"] for name, run in read_back(repository, query).items()}
+    rates = {"tiny-0004": 1e-3, "tiny-0006": 1e-2}
+    assert selected == {
+        name: {
+            "name": "tiny-sweep",
+            "trial": int(name[-1]),
+            "parameters": {"optimizer": {"learning_rate": rate}, "model": {"layers": 2}},
+        }
+        for name, rate in rates.items()
+    }
 
 
 def test_a_recipe_that_was_changed_on_resumption_takes_the_place_of_the_one_before(

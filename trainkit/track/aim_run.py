@@ -64,6 +64,9 @@ class AimRun:
     def set_recipe(self, recipe: dict[str, Any]) -> None:
         self._run["recipe"] = recipe
 
+    def set_sweep(self, sweep: dict[str, Any]) -> None:
+        self._run["sweep"] = sweep
+
     def write(self, event: Event) -> None:
         for path, value in projections.metrics(event).items():
             self._track(value, path, event)

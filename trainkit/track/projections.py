@@ -17,7 +17,8 @@ context repeats what parts of the path mean, to group and select by:
 - `sampled`: text `samples`, and an image `images` where there is one, context `{"prompt": …}`.
 - `checkpoint_saved`: an artifact by reference (`aim_run.py` says why).
 - `alert`, `log` and `control`: the run's messages.
-- `run_started`, `planned` and `run_finished`: parameters `run`, `plan` and `status`; the resolved recipe is `recipe`.
+- `run_started`, `planned` and `run_finished`: parameters `run`, `plan` and `status`; the resolved recipe is `recipe`;
+  of a trial of a sweep, `sweep` has the sweep's `name`, the number of the `trial` and the `parameters` that it sets.
 
 The step is that of training. What lies beyond the step from which a run resumes is deleted; messages stay.
 """
@@ -103,6 +104,10 @@ class Projection(Protocol):
 
     def set_recipe(self, recipe: dict[str, Any]) -> None:
         """Keep the resolved recipe."""
+
+    def set_sweep(self, sweep: dict[str, Any]) -> None:
+        """Keep which trial of a sweep this is: `name`, `trial`, and `parameters`, the tables of the keys that it
+        sets."""
 
     def write(self, event: Event) -> None:
         """Keep what an event says, if anything."""

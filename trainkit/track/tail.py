@@ -19,6 +19,7 @@ from trainkit.events.reducer import record
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
 from trainkit.recipe.sections.outputs import Track
+from trainkit.rundir.directory import read_sweep
 from trainkit.track.projections import ABOUT, Name, Projection, TrackerProgress, read_progress, write_progress
 
 #: Kinds of events that a tracker keeps whatever later attempts do again: commands are messages to it.
@@ -59,6 +60,8 @@ def _copy_events(run_directory: Path, name: Name, spec: Track) -> bool:
     copy = _Copy(run_directory, name, projection)
     try:
         projection.set_recipe(_recipe(run_directory))
+        if sweep := read_sweep(run_directory):
+            projection.set_sweep(sweep)
         done = copy.to_the_end()
     finally:
         projection.close()

@@ -6,6 +6,7 @@
 | `distributions`                 | histograms, by path                                                          |
 | `sampled`                       | text `samples/1`, `samples/2`, …: one for each prompt, in order of appearance |
 | the resolved recipe             | text `recipe`, and hyperparameters by dotted key                             |
+| which trial of a sweep it is    | text `sweep`                                                                 |
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class TensorBoard:
         hyperparameters = summary.hparams(dict(projections.flat(recipe)), {"train/loss": None})
         for part in (text, *hyperparameters):
             self._put(Record(wall_time=time.time(), step=0, summary=part))
+
+    def set_sweep(self, sweep: dict[str, Any]) -> None:
+        lines = "\n".join(f"{key} = {value}" for key, value in projections.flat(sweep))
+        self._put(Record(wall_time=time.time(), step=0, summary=summary.text("sweep", _verbatim(lines))))
 
     def write(self, event: Event) -> None:
         values = [Summary.Value(tag=path, simple_value=value) for path, value in projections.metrics(event).items()]

@@ -6,6 +6,7 @@
 | `distributions`                 | histograms, by path, over `step`                                     |
 | `sampled`                       | a table `samples` of step, prompt and text                           |
 | the resolved recipe             | the configuration                                                    |
+| which trial of a sweep it is    | `sweep` in the configuration                                         |
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class WandBRun:
 
     def set_recipe(self, recipe: dict[str, Any]) -> None:
         self._run.config.update(recipe, allow_val_change=True)
+
+    def set_sweep(self, sweep: dict[str, Any]) -> None:
+        self._run.config.update({"sweep": sweep}, allow_val_change=True)
 
     def write(self, event: Event) -> None:
         row: dict[str, Any] = dict(projections.metrics(event))
