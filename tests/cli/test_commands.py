@@ -26,7 +26,7 @@ OPTIONS = {
     "schema": "",
     "plan": "--set --mode --devices --memory --mfu --plot",
     "find-lr": "--set --mode --low --high --steps --json",
-    "sweep": "--set --mode --name --dry-run --leaderboard",
+    "sweep": "--set --mode --name --dry-run --leaderboard --plot",
     "cache-data": "--set --mode --workers --engine --address --verify --repair --rebuild --show --export",
     "inspect": "--set --mode --step --first --rows --json",
     "watch": "--once --size --page --replay --readonly --ascii --serve --port --allow-commands",

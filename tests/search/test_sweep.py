@@ -225,6 +225,7 @@ def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
     found = divide_devices(2, "auto")
     assert found == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    assert [sweep._on(part) for part in found] == ["; on GPUs 0,1", "; on GPUs 2,3"]
     monkeypatch.setattr(sweep, "cores", lambda: 3)
     assert divide_devices(3, "cpu") == [{}, {}, {}] and divide_devices(1, "gpu") == [{}]
     with pytest.raises(TrainkitError, match="there are 5 GPUs"):
