@@ -147,6 +147,7 @@ def test_the_plan_counts_tokens_and_work_of_all_stages_and_lists_them(tmp_path: 
     assert short < whole == before.flops_per_token
     assert plan.total_flops == short * 4 * 2 * 64 + whole * (plan.total_tokens - 4 * 2 * 64)
     assert plan.accumulations(16) == [2 // plan.batch.micro] and len(plan.accumulations(64)) == 2
+    assert plan.accumulations(32) == [], "nothing is compiled for a length that no step has"
     said = "\n".join(lines(plan, name="x", data=None))
     assert "from step 1: 2 sequences of 64, cut into sequences of 16" in said and "3 shapes of batches" in said
     drawn = "\n".join(draw_schedules(recipe, steps=plan.steps, width=80))

@@ -121,8 +121,10 @@ class Plan:
 
     def accumulations(self, length: int) -> list[int]:
         """Return how many micro-batches steps with sequences of this length have, in ascending order."""
+        if not self.stages:
+            return [self.batch.accumulation]
         sizes = {stage.batch_size for stage in self.stages if stage.length == length}
-        return sorted(self.batch.of_size(size).accumulation for size in sizes or {self.batch.global_size})
+        return sorted(self.batch.of_size(size).accumulation for size in sizes)
 
     @property
     def total_bytes(self) -> int:
