@@ -23,6 +23,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
+from trainkit.plan import BatchSplit
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.toml.load import load
 from trainkit.run.attempt import attempt
@@ -243,7 +244,7 @@ class Stalled:
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        one = SimpleNamespace(global_size=2, accumulation=1)
+        one = BatchSplit(global_size=2, micro=2, accumulation=1, replicas=1)
         sharding = NamedSharding(make_mesh(data=1, fsdp=1), PartitionSpec())
         places = {"first": 0, "last": STEPS, "split": one, "sharding": sharding}
         self.feed = Prefetch(self._batch, count=lambda batch: {}, **places)
