@@ -25,7 +25,7 @@ from textual.pilot import Pilot
 
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.keys import Key, keys_in_force
-from trainkit.dashboard.pages import Page
+from trainkit.dashboard.pages import KEYS, Page
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
@@ -55,7 +55,7 @@ def main() -> None:
 
 def draw(run: Path, *others: Path) -> None:
     """The overview; metrics, zoomed, with a crosshair; the run beside others; all of them."""
-    metrics = str(NAMES.index("metrics") + 1)
+    metrics = KEYS["metrics"]
     compared = Opened(RunSelection(run, others), readonly=True, ascii_only=False, remembered=None)
     picture(Dashboard(run), "dashboard", (120, 36), "1")
     picture(Dashboard(run), "metrics", (120, 36), metrics, "plus", "plus", "x", *["left"] * 9)
@@ -110,8 +110,8 @@ def keys_of(app: App[Any], *pressed: str) -> list[Key]:
 def key_tables(run: Path) -> str:
     """Every key in force somewhere, as tables of Markdown; `run` may be any run."""
     found = keys_of(Dashboard(run)) + keys_of(Dashboard(run), "x") + keys_of(Dashboard(run, replay=Replay(run)))
-    for number in range(2, len(NAMES) + 1):
-        found += [key for key in keys_of(Dashboard(run), str(number)) if isinstance(key.node, Page)]
+    for page_key in (KEYS[name] for name in NAMES[1:]):
+        found += [key for key in keys_of(Dashboard(run), page_key) if isinstance(key.node, Page)]
     found += [key._replace(group="the list of runs") for key in keys_of(RunsApp(RunList(run.parent), Arrangement()))]
     groups = list(dict.fromkeys(key.group for key in found))
     rows = sorted({(key.group, key.keys, key.meaning): None for key in found}, key=lambda row: groups.index(row[0]))

@@ -26,6 +26,7 @@ from viewer import write_run
 
 import trainkit.dashboard
 from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.pages import KEYS
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
@@ -55,7 +56,7 @@ class Context(NamedTuple):
 
 def page(name: str) -> str:
     """Return the key of a page."""
-    return str(NAMES.index(name) + 1)
+    return KEYS[name]
 
 
 #: Pages with a line to type in, which escape leaves.
@@ -158,4 +159,4 @@ def test_the_guide_has_the_keys_that_there_are(tmp_path: Path) -> None:
     pictures["write_keys"](guide)
     kept, now = (path.read_text(encoding="utf-8") for path in (pictures["GUIDE"], guide))
     assert kept == now, "write them: python scripts/pictures.py"
-    assert all(f"`{number}` | page {name}" in now for number, name in enumerate(NAMES, 1))
+    assert all(f"`{key}` | page {name}" in now for name, key in KEYS.items())

@@ -13,8 +13,9 @@ from textual.pilot import Pilot
 from viewer import drive, screen_text, settle, write_run
 
 import trainkit.dashboard as dashboards
-from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.charts.plot import MARKS
+from trainkit.dashboard.pages import KEYS
 from trainkit.dashboard.runs.leaderboard import BLOCKS
 from trainkit.dashboard.theme import ascii_of, wants_ascii
 
@@ -68,11 +69,11 @@ def test_ascii_is_for_locales_that_are_not_utf_8_and_for_who_asks(environment: d
 
 def test_in_ascii_every_page_and_question_is_ascii(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        for keys in (*map(str, range(1, len(NAMES) + 1)), "?", "colon", "S", "R"):
+        for keys in (*KEYS.values(), "?", "colon", "S", "R"):
             await pilot.press("question_mark" if keys == "?" else keys)
             await settle(pilot)
             assert screen_text(dashboard).isascii(), keys
-            if not keys.isdecimal():
+            if keys not in KEYS.values():
                 await pilot.press("escape")
                 await pilot.pause()
 
@@ -83,12 +84,12 @@ def test_the_plain_theme_has_no_colour_in_any_cell_and_says_what_is_chosen_by_re
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         dashboard.theme = "plain"
         await pilot.pause()
-        for key in (*map(str, range(1, len(NAMES) + 1)), "colon"):
+        for key in (*KEYS.values(), "colon"):
             await pilot.press(key)
             await settle(pilot)
             styles = [s.style for strip in dashboard.screen._compositor.render_strips() for s in strip if s.style]
             assert all(style.color is None and style.bgcolor is None for style in styles), key
-            if key in (str(NAMES.index("recipe") + 1), "colon"):
+            if key in (KEYS["recipe"], "colon"):
                 assert any(style.reverse for style in styles), key
 
     run = write_run(tmp_path / "quickstart")

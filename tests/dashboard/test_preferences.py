@@ -16,7 +16,7 @@ from viewer import drive, write_run
 
 from trainkit.dashboard import preferences
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.pages import Page
+from trainkit.dashboard.pages import KEYS, Page
 from trainkit.dashboard.panels.lines import TextPanel
 from trainkit.dashboard.preferences import Preferences
 
@@ -158,8 +158,8 @@ def test_a_foreign_theme_page_and_panel_are_the_defaults(run: Path, tmp_path: Pa
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert dashboard.theme == "dark" and dashboard.query_one(ContentSwitcher).current == NAMES[0]
-        for number in range(1, len(NAMES) + 1):
-            await pilot.press(str(number))
+        for key in KEYS.values():
+            await pilot.press(key)
             await pilot.pause()
 
     drive(run, steps, remembered=tmp_path / "preferences.json")

@@ -17,6 +17,7 @@ from viewer import Steps, drive, screen_text, settle, until, write_run
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.keys import Help, keys_in_force
+from trainkit.dashboard.pages import KEYS as PAGE_KEYS
 
 
 @pytest.fixture
@@ -231,11 +232,15 @@ def test_vi_keys_arrows_and_pages_scroll_the_text_of_the_overview(run: Path, siz
 
 def test_where_not_all_names_fit_the_tabs_name_the_page_in_front_and_a_click_finds_the_others(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        for number, name in enumerate(NAMES, 1):
+        for name, key in PAGE_KEYS.items():
             tabs = screen_text(dashboard).split("\n")[2]
-            await pilot.click("Tabs", offset=(tabs.index(str(number)), 0))
+            await pilot.click("Tabs", offset=(tabs.index(f" {key} ") + 1, 0))
             await pilot.pause()
             tabs = screen_text(dashboard).split("\n")[2]
-            assert page(dashboard) == name and f"{number} {name}" in tabs and str(len(NAMES)) in tabs
+            assert (
+                page(dashboard) == name
+                and f"{key} {name}" in tabs
+                and all(f" {other}" in tabs for other in PAGE_KEYS.values())
+            )
 
     drive(run, steps, size=(60, 20))

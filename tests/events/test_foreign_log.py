@@ -12,7 +12,8 @@ from pathlib import Path
 import fake_run
 import pytest
 
-from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.pages import KEYS
 from trainkit.dashboard.terminal import once
 from trainkit.events.log import NAME
 
@@ -59,8 +60,8 @@ def test_every_page_shows_a_clear_state_of_a_log_that_is(kind: str, tmp_path: Pa
     async def turn_the_pages() -> None:
         dashboard = Dashboard(tmp_path)
         async with dashboard.run_test(size=(100, 30)) as pilot:
-            for number in range(1, len(NAMES) + 1):
-                await pilot.press(str(number))
+            for key in KEYS.values():
+                await pilot.press(key)
                 dashboard.load()
                 await pilot.pause()
 

@@ -54,6 +54,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         Binding("pagedown", "scroll_text(10)", "text page down", show=False),
         Binding("pageup", "scroll_text(-10)", "text page up", show=False),
         *(Binding(str(n), f"page({n})", f"page {name}", show=False) for n, name in enumerate(NAMES[:KEYED], 1)),
+        *(Binding(p.KEY, f"named_page('{p.NAME}')", f"page {p.NAME}", show=False) for p in PAGES if p.KEY),
     ]
 
     def __init__(
@@ -83,7 +84,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._source = replay or LogFollower(run_directory)
         self.replay = replay
         self.viewport.adopt(kept.looks)
-        self._header, self._tabs = Header(), Tabs(NAMES)
+        self._header, self._tabs = Header(), Tabs(NAMES, {page.NAME: page.KEY for page in PAGES})
         #: The events that had happened when the charts were last drawn, and when that was.
         self._drawn: object = None
         self._drawn_at = float("-inf")
@@ -243,13 +244,18 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         return super().check_action(action, parameters)
 
     def commands_without_key(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
-        for name in NAMES[KEYED:]:
+        lettered = {page.NAME for page in PAGES if page.KEY}
+        for name in (name for name in NAMES[KEYED:] if name not in lettered):
             yield f"page {name}", "everywhere", partial(self._turn_to, name)
         yield from super().commands_without_key()
 
     def action_page(self, number: int) -> None:
         """Show the page behind a number key."""
         self._turn_to(NAMES[number - 1])
+
+    def action_named_page(self, name: str) -> None:
+        """Show the page behind a letter key."""
+        self._turn_to(name)
 
     def action_copy(self) -> None:
         """Copy the subject of the page to the terminal's clipboard by OSC 52, which works over SSH."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
@@ -86,6 +87,7 @@ def _cut(view: View, after: int) -> None:
         view.series[name].cut(after)
         if not view.series[name]:
             del view.series[name]
+    view.layers.cut(after)
     view.markers = deque((m for m in view.markers if m.step <= after), maxlen=view.markers.maxlen)
     view.samples = deque((s for s in view.samples if s.step <= after), maxlen=view.samples.maxlen)
     view.checkpoints = [c for c in view.checkpoints if c.step <= after]
@@ -137,6 +139,11 @@ def record(series: dict[str, Series], event: Event, *, limit: int | None = LIMIT
         if name not in series:
             series[name] = Series(limit=limit)
         series[name].add(event["step"], value)
+
+
+def _statistics(view: View, event: Event) -> None:
+    values = {path: array("d", map(number, written)) for path, written in event["values"].items()}
+    view.layers.add(event["step"], values)
 
 
 def _evaluation_started(view: View, event: Event) -> None:
@@ -218,6 +225,7 @@ _FOLDS: dict[str, Callable[[View, Event], None]] = {
     "planned": _planned,
     "cache_progress": _cache_progress,
     "step": _step,
+    "statistics": _statistics,
     "evaluation_started": _evaluation_started,
     "evaluated": _evaluated,
     "sampled": _sampled,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from trainkit.events.attempts import lock_holder, process_alive
+from trainkit.events.layers import LayerHistory
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
 
@@ -140,6 +141,7 @@ class View:
     devices: list[str] = field(default_factory=list)
     cache: dict[str, CacheProgress] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
+    layers: LayerHistory = field(default_factory=LayerHistory)
     markers: deque[Marker] = field(default_factory=lambda: deque(maxlen=10_000))
     samples: deque[SampleText] = field(default_factory=lambda: deque(maxlen=64))
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=500))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainkit.dashboard.pages.checkpoints import CheckpointsPage
 from trainkit.dashboard.pages.compare import ComparePage
 from trainkit.dashboard.pages.data import DataPage
+from trainkit.dashboard.pages.layers import LayersPage
 from trainkit.dashboard.pages.logs import LogsPage
 from trainkit.dashboard.pages.metrics import MetricsPage
 from trainkit.dashboard.pages.page import Page
@@ -13,7 +14,7 @@ from trainkit.dashboard.pages.samples import SamplesPage
 from trainkit.dashboard.pages.system import SystemPage
 from trainkit.errors import TrainkitError
 
-__all__ = ["NAMES", "PAGES", "Page", "require_page"]
+__all__ = ["KEYS", "NAMES", "PAGES", "Page", "require_page"]
 
 #: The pages in the order of their keys, from 2 on; 1 is the overview.
 PAGES: tuple[type[Page], ...] = (
@@ -25,8 +26,11 @@ PAGES: tuple[type[Page], ...] = (
     CheckpointsPage,
     RecipePage,
     ComparePage,
+    LayersPage,
 )
 NAMES = ("overview", *(page.NAME for page in PAGES))
+#: The key of each page: a digit for the first nine, a letter for others that have one.
+KEYS = {page.NAME: page.KEY for page in PAGES if page.KEY} | {name: str(n) for n, name in enumerate(NAMES[:9], 1)}
 
 
 def require_page(name: str) -> None:

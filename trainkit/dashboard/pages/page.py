@@ -27,10 +27,12 @@ class Page(Container, can_focus=True):
 
     Class attributes:
         NAME: its id and what the tabs call it; one word.
+        KEY: the letter that shows it, where it has no number key.
         WORDS: whether it shows log lines or samples, and is therefore drawn at every poll.
     """
 
     NAME: ClassVar[str]
+    KEY: ClassVar[str] = ""
     WORDS: ClassVar[bool] = False
 
     class Arranged(Message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 from textual.content import Content
@@ -141,7 +141,8 @@ GAP, KEYED, MORE = "   ", 9, ": more"
 class Tabs(Widget):
     """`1 overview   2 logs …`, or `1   2 logs   3` where it is narrow; a click chooses.
 
-    A page without a number key has its name alone; where that does not fit, only the command palette has it.
+    A page without a number key has its letter or its name alone; where that does not fit, only the command palette has
+    it.
     """
 
     DEFAULT_CSS = "Tabs { height: 1; padding: 0 1; }"
@@ -153,8 +154,10 @@ class Tabs(Widget):
             super().__init__()
             self.name = name
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], letters: Mapping[str, str]) -> None:
+        """`letters` are the keys of pages without a number key, by name; some have none."""
         super().__init__()
+        self._letters = letters
         self._names, self._shown, self._status = tuple(names), names[0], ""
 
     def choose(self, name: str) -> None:
@@ -192,9 +195,12 @@ class Tabs(Widget):
                 self.post_message(self.Chosen(name))
                 return
 
+    def _keys(self) -> list[str]:
+        return [str(n) if n <= KEYED else self._letters.get(name, "") for n, name in enumerate(self._names, 1)]
+
     def _labels(self) -> list[tuple[str, str]]:
         """Return number and name of each page; if they do not all fit, only the current page has its name."""
-        full = [(f"{number} " if number <= KEYED else "", name) for number, name in enumerate(self._names, 1)]
+        full = [(f"{key} " if key else "", name) for key, name in zip(self._keys(), self._names, strict=True)]
         if sum(len(number + name + GAP) for number, name in full) - len(GAP) + len(self._status) <= self.size.width:
             return full
         return [(number, name) if name == self._shown else (number.strip(), "") for number, name in full]
