@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
 from trainkit.plan import ENOUGH_TOKENS, Choice, DataSize, Devices, choices, divisors, make_plan
+from trainkit.plan.statistics import costs_in_words, statistic_costs, step_flops
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
-from trainkit.recipe.sections.outputs import Statistics
+from trainkit.recipe.sections.outputs import StatisticName, Statistics
 
 DATA = DataSize(examples=1000, tokens=64_001, documents=10, bytes=300_000)
 modest = settings(max_examples=80, deadline=None)
@@ -297,6 +298,31 @@ def test_what_statistics_cost_is_in_words() -> None:
     assert words("norms", "histograms") == "norms every 10 steps"
     passes = "last-parameters, hessian every 10 steps, with 29 gradients more"
     assert words("hessian", "last-parameters") == passes
+
+
+def test_a_plan_says_what_each_statistic_costs() -> None:
+    names = get_args(StatisticName)
+    made = recipe({"micro_batch_size": 2}, statistics={"every": 10, "compute": names})
+    planned = plan(made)
+    costs = {cost.name: cost for cost in statistic_costs(made, planned)}
+    assert set(costs) == set(names) - {"histograms"}
+    whole, n = step_flops(planned), planned.trainable
+    assert whole == planned.flops_per_token * 8 * 64 and planned.batch.accumulation == 4
+    assert (costs["last-parameters"].passes, costs["hessian"].passes) == (1, 28)
+    assert costs["hessian"].flops == pytest.approx(28 * whole, rel=0.1)
+    assert costs["activations"].flops == round(whole / 12), "a forward pass of a fourth of the batch"
+    scores = made.model.attention_flops_per_token(sequence_length=64) * 8 * 64 // 4 // 2
+    assert costs["attention"].flops == scores, "the pass is that of activations"
+    assert costs["noise-scale"].flops == 2 * n * 4
+    assert [costs[name].kept for name in ("norms", "cosines", "last-parameters")] == [0, 12 * n, 4 * n]
+    alone = recipe(statistics={"every": 1, "compute": ("attention",)})
+    assert statistic_costs(alone, plan(alone))[0].flops > step_flops(plan(alone)) / 3
+    rows = dict(costs_in_words(made, planned))
+    assert rows["  hessian"].startswith("28 gradients more, ") and "keeps" in rows["  cosines"]
+    assert rows["  activations"].startswith("a forward pass of a micro-batch, ")
+    total = sum(cost.flops for cost in costs.values()) / whole
+    assert rows[""] == f"together {total:.2%} of a step's FLOPs every 10 steps: {total / 10:.2%} on average"
+    assert costs_in_words(recipe(statistics={"every": 10}), planned) == []
 
 
 def test_statistics_that_would_never_be_computed_are_refused() -> None:

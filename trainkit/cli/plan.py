@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,7 +86,7 @@ def plan(
         found=found,
         texts=documents,
         ends=end_in_words(parsed),
-        statistics=parsed.statistics.in_words(),
+        statistics=statistics_in_words(parsed, planned),
     )
     if compiled.fits(available) is False:
         table += ["", *_way_out(compiled)]
@@ -132,6 +133,14 @@ def end_in_words(recipe: Recipe) -> str:
     return f"{when}, or at the last of these steps; the decay, {length}, begins by the measured speed"
 
 
+def statistics_in_words(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:
+    """Return rows with the statistics of steps and what each costs; none if steps compute none."""
+    from trainkit.plan.statistics import costs_in_words
+
+    costs = costs_in_words(recipe, plan)
+    return [("statistics", recipe.statistics.in_words()), *costs] if costs else []
+
+
 def lines(
     plan: Plan,
     *,
@@ -140,11 +149,11 @@ def lines(
     found: Measured | None = None,
     texts: str | None = None,
     ends: str = "",
-    statistics: str = "",
+    statistics: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
     """Return a plan as aligned lines of text.
 
-    `ends` says when a run ends that does so at a time; `statistics`, which its steps compute.
+    `ends` says when a run ends that does so at a time; `statistics`, which its steps compute and what they cost.
     """
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
@@ -162,7 +171,7 @@ def lines(
         *_attention(found),
         ("data", _data(data)),
         *([("texts", texts)] if texts else []),
-        *([("statistics", statistics)] if statistics else []),
+        *statistics,
         ("FLOPs", f"{format_count(plan.flops_per_token)} {_unit(plan)}"),
         *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),
