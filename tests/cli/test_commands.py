@@ -25,6 +25,7 @@ OPTIONS = {
     "explain": "--set --mode",
     "schema": "",
     "plan": "--set --mode --devices --memory --mfu --plot",
+    "landscape": "--direction --points --begin --end --seed --output --json",
     "find-lr": "--set --mode --low --high --steps --json",
     "sweep": "--set --mode --name --dry-run --leaderboard --plot",
     "cache-data": "--set --mode --workers --engine --address --verify --repair --rebuild --show --export",

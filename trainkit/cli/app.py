@@ -45,6 +45,7 @@ COMMANDS = {
     "track": "Copy a run's log to its trackers, or to a table.",
     "verify": "Compare every byte of checkpoints with their checksums.",
     "doctor": "Find problems of this machine, and show how to fix them.",
+    "landscape": "Show the loss of a batch along a line through a run's parameters.",
     "eval": "Evaluate a checkpoint on the validation sets or on other data.",
     "generate": "Continue prompts with a model and print the texts.",
     "chat": "Chat with a model in the terminal; /help lists the commands.",

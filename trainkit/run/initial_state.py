@@ -17,12 +17,12 @@ from trainkit.checkpoint.manifest import Manifest
 from trainkit.data.cache.build import Cache
 from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
-from trainkit.events.log import EventLog
 from trainkit.hub.load import check_same_base, load_adapter, load_base
 from trainkit.optim.average import first_averages
 from trainkit.recipe import Recipe
 from trainkit.run.start import Start
 from trainkit.train.build import BuiltStep, model_shapes, new_state, state_shapes
+from trainkit.train.reference import ProgressLog
 from trainkit.train.state import State, initial_live, initial_scale, without_frozen
 
 
@@ -37,7 +37,7 @@ class Initial(NamedTuple):
 
 
 def initial_state(
-    directory: Path, recipe: Recipe, start: Start, *, built: BuiltStep, cache: Cache, log: EventLog
+    directory: Path, recipe: Recipe, start: Start, *, built: BuiltStep, cache: Cache, log: ProgressLog
 ) -> Initial:
     """Return the state at the start of an attempt: that of a checkpoint or, without one, a new one.
 
