@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from trainkit.optim.lapack import one_by_one
 from trainkit.optim.moments import stored
 from trainkit.optim.muon import is_tall, laprop, orthogonal
 from trainkit.parallel.mesh import on_own_matrices
@@ -85,9 +86,7 @@ def _by_weights(spec: MangoOfRole, directions: PyTree, params: PyTree, *, stacke
 
 
 def _operator_norm(matrices: Array) -> Array:
-    # one by one: for many at once LAPACK takes the threads in which CPU devices wait for one another
-    flat = matrices.reshape(-1, *matrices.shape[-2:])
-    return jax.lax.map(lambda w: jnp.linalg.norm(w, 2), flat).reshape(*matrices.shape[:-2], 1, 1)
+    return one_by_one(lambda w: jnp.linalg.norm(w, 2, keepdims=True), matrices)
 
 
 def _axes(kind: str, ndim: int, *, lead: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from trainkit.optim.lapack import one_by_one
 from trainkit.optim.moments import stored
 from trainkit.optim.scheduled import is_zero
 from trainkit.parallel.mesh import on_own_matrices
@@ -138,7 +140,9 @@ def _times_transposed(q: Array, x: Array) -> Array:
 
 def _solved(q: Array, x: Array) -> Array:
     """Return Q^-T x."""
-    return x / q if _is_diagonal(q) else jax.lax.linalg.triangular_solve(q, x, left_side=True, transpose_a=True)
+    if _is_diagonal(q):
+        return x / q
+    return one_by_one(partial(jax.lax.linalg.triangular_solve, left_side=True, transpose_a=True), q, x)
 
 
 def _is_diagonal(q: Array) -> bool:

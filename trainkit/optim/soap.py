@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from trainkit.optim.lapack import one_by_one
 from trainkit.optim.moments import stored
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Soap
@@ -105,9 +106,7 @@ def _first_bases(averages: list[Sides], bases: list[Sides], v: list[Array]) -> t
 
 
 def _eigenvectors(average: Array) -> Array:
-    # one by one: for many at once LAPACK takes the threads in which CPU devices wait for one another
-    found = jax.lax.map(lambda a: jnp.linalg.eigh(a)[1][:, ::-1], average.reshape(-1, *average.shape[-2:]))
-    return found.reshape(average.shape)
+    return one_by_one(lambda a: jnp.linalg.eigh(a)[1][:, ::-1], average)
 
 
 def _next_bases(averages: list[Sides], bases: list[Sides], v: list[Array]) -> tuple[list[Sides], list[Array]]:
@@ -132,4 +131,4 @@ def _power_iteration(average: Array, basis: Array) -> tuple[Array, Array]:
     estimates = jnp.einsum("...ki,...kl,...li->...i", basis, average, basis)
     order = jnp.argsort(-estimates, axis=-1)
     sorted_basis = jnp.take_along_axis(basis, order[..., None, :], -1)
-    return jnp.linalg.qr(average @ sorted_basis)[0], order
+    return one_by_one(lambda x: jnp.linalg.qr(x)[0], average @ sorted_basis), order
