@@ -246,7 +246,7 @@ class Copy(TaskSpec):
         (
             'type: Literal["sign"]',
             'type: Literal["muon"]',
-            ['"muon" of SignDescent is taken by trainkit', '"lion", "muon"'],
+            ['"muon" of SignDescent is taken by trainkit', '"lion", "mango", "muon"'],
         ),
         ("def state_bytes", "def bytes", ["SignDescent lacks state_bytes"]),
         ("def rate_after_warmup", "def rate_then", ["InverseRoot lacks rate_after_warmup"]),
