@@ -44,6 +44,10 @@ class ProcessFailed(TrainkitError):
     """One process of the run failed, and the others know it."""
 
 
+class ProcessEnded(ProcessFailed):
+    """Another process of the run has ended, or no longer answers."""
+
+
 class FirstFailed(SystemExit):
     """The first process failed instead of deciding; the code is its exit code."""
 
@@ -118,7 +122,7 @@ def from_first(make: Callable[[], T]) -> T:
         return make()
     if _group.number:
         if _group.departed:
-            raise ProcessFailed("this process has failed, and receives no decisions any more", exit_code=FAILED)
+            raise ProcessEnded("this process has failed, and receives no decisions any more", exit_code=FAILED)
         value, code = pickle.loads(_receive(_group, _decision(_group.decisions)))
         _group.decisions += 1
         if code is not None:
@@ -201,6 +205,8 @@ def share(error: BaseException) -> BaseException:
     try:
         own = None if isinstance(error, FirstFailed) else error
         _agreed(_group, own, ready=True, until=time.monotonic() + _MEETING)
+    except ProcessEnded:
+        return error
     except ProcessFailed as failed:
         return failed
     return error
@@ -298,7 +304,7 @@ def _gathered(group: _Group, value: T, *, until: float | None) -> list[T]:
 
 
 def _receive(group: _Group, key: str, *, until: float | None = None) -> bytes:
-    """Return a value that another process sets. Raises ProcessFailed if one has ended, and at the moment `until`."""
+    """Return a value that another process sets. Raises ProcessEnded if one has ended, and at the moment `until`."""
     while True:
         try:
             return bytes(group.client.blocking_key_value_get_bytes(key, _PATIENCE))
@@ -306,7 +312,7 @@ def _receive(group: _Group, key: str, *, until: float | None = None) -> bytes:
             left = "DEADLINE_EXCEEDED" not in str(error)
             which = "" if left else _which_left(group)
             if left or which or (until is not None and time.monotonic() > until):
-                raise ProcessFailed(
+                raise ProcessEnded(
                     f"{which or 'another process of this run'} has ended",
                     where=ADDRESS,
                     hint="its output says why; to continue: trainkit resume RUN, in all processes",
