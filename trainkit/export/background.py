@@ -60,19 +60,22 @@ class Exporting:
         self._seen: set[int] = set()
         self._running: _Process | None = None
         self._here = jax.process_index() == 0
-        if not self._here:
-            return
-        aside: list[int] = []
-        with self._log_errors("exports of earlier attempts"):
-            _remove_drafts(directory / EXPORTS)
-            _start_new_file(directory / OUTPUT)
-            aside = store.set_aside(directory / EXPORTS, beyond=first)
-        if aside:
-            self._log_message("info", f"set aside: the export of {_steps(aside)}")
+        if self._here:
+            self._clean()
         for info in store.checkpoints(directory):
             # a checkpoint beyond is damaged, and will be written again
             if info.step <= first and (info.manifest.kind == "final" or self.wants(info.step)):
                 self._queue(info.step)
+
+    def _clean(self) -> None:
+        """Remove what earlier attempts have left, and set aside exports of steps after the first."""
+        aside: list[int] = []
+        with self._log_errors("exports of earlier attempts"):
+            _remove_drafts(self._directory / EXPORTS)
+            _start_new_file(self._directory / OUTPUT)
+            aside = store.set_aside(self._directory / EXPORTS, beyond=self._first)
+        if aside:
+            self._log_message("info", f"set aside: the export of {_steps(aside)}")
 
     def wants(self, step: int, /) -> bool:
         """Return whether the recipe asks for an export of this step, and so for its checkpoint."""
