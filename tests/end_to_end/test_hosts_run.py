@@ -106,10 +106,11 @@ def test_an_error_of_one_process_ends_all_with_a_checkpoint_of_the_last_step_and
         assert code == 1 and "process 1 on " in errors and "OSError: this disk cannot be read" in errors, ended
     assert ending(run)[:2] == ("failed", 7), ended
     assert steps_on_disk() == [2, 7], "that of step 2 is written without a copy, that of step 4 by no process"
-    (alert,) = (event["message"] for event in read(run) if event["type"] == "alert")
+    (alert,) = (e["message"] for e in read(run) if e["type"] == "alert" and e["kind"] == "checkpoint")
     assert "process 1: this disk is full" in alert
 
     ended = ends(start(directory, "resume", "tiny", "--plain", failures="log"))
     for code, _, errors in ended:
         assert code == 1 and "process 0 on " in errors and "this log cannot be written" in errors, ended
-    assert steps_on_disk() == [2, 7, 10], "step 10 computes while step 9 is logged"
+    # step 10 usually computes while step 9 is logged; it does not if it has to wait for its batch
+    assert steps_on_disk() in ([2, 7, 9], [2, 7, 10])
