@@ -31,7 +31,7 @@ def page(dashboard: Dashboard) -> str | None:
 
 def test_the_help_shows_every_key_in_force_on_every_page(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        for number, name in enumerate(NAMES, 1):
+        for number, name in enumerate(NAMES[:9], 1):
             await pilot.press(str(number))
             await pilot.pause()
             keys = keys_in_force(dashboard.screen)
@@ -234,7 +234,7 @@ def test_where_not_all_names_fit_the_tabs_name_the_page_in_front_and_a_click_fin
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for name, key in PAGE_KEYS.items():
             tabs = screen_text(dashboard).split("\n")[2]
-            await pilot.click("Tabs", offset=(tabs.index(f" {key} ") + 1, 0))
+            await pilot.click("Tabs", offset=(f" {tabs} ".index(f" {key} "), 0))
             await pilot.pause()
             tabs = screen_text(dashboard).split("\n")[2]
             assert (
