@@ -131,15 +131,18 @@ def joined(pieces: list[Piece] | tuple[str, str]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
+#: What the assistant says, which has a text: a turn without one is refused.
+answers = st.text(max_size=8).filter(str.strip)
 messages_of_any_kind = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=8)}),
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": st.text(max_size=8)})
+    | st.fixed_dictionaries({"role": st.just("assistant"), "content": answers}),
     min_size=1,
     max_size=6,
 )
 conversations = st.builds(
     lambda before, answer, after: [*before, {"role": "assistant", "content": answer}, *after],
     messages_of_any_kind,
-    st.text(max_size=8),
+    answers,
     messages_of_any_kind | st.just([]),
 )
 templates = st.sampled_from([(kind(text), answer) for text, answer in TEMPLATES.values() for kind in (str, plain)])
