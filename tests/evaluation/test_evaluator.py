@@ -15,6 +15,7 @@ from jax.sharding import get_abstract_mesh
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
+from trainkit.evaluation.results import PredictionTable, RowOrigin
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.recipe.sections.classification_tasks import TokenClassification
@@ -133,8 +134,15 @@ class ClassOfToken(eqx.Module):
         return hidden_BTD
 
 
-def entities(directory: Path, length: int, rows: int, encoding: dict[str, object]) -> dict[str, float]:
-    """Return the F1 of the entities of tagged texts whose examples are made in this way."""
+def entities(directory: Path, length: int, encoding: dict[str, object]) -> tuple[dict[str, float], list[int]]:
+    """Return the F1 of the entities of tagged texts whose examples are made in this way, and the rows in which a text
+    begins, rising, by the table of predictions."""
+    rows, begin = 4, []
+
+    def keep(name: str, step: int, metrics: object, predictions: PredictionTable) -> None:
+        table = predictions.columns(lambda place: RowOrigin("words", place.index), classes)
+        begin.extend(row for row, begins in zip(table["row"], table["begins"], strict=True) if begins)
+
     classes = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     source = {"path": str(directory / "words.jsonl"), "document": {"type": "tagged", "classes": classes}}
     recipe = room.recipe(directory, source, sequence_length=length, encoding=encoding)
@@ -150,13 +158,14 @@ def entities(directory: Path, length: int, rows: int, encoding: dict[str, object
         compute=np.dtype(np.float32),
         mesh=mesh.make_mesh(data=2, fsdp=1),
         metrics=build_metrics([SpanF1(type="span-f1", per_type=True)], classes),
+        results=keep,
         log=log,
         interrupted=lambda: False,
     )
     state = State(ClassOfToken(), ClassOfToken(), (), jnp.int32(3), jax.random.key(0), initial_live())
     found = evaluator(state, 3)["words"]
     log.close()
-    return {name: value for name, value in found.items() if "span_f1" in name}
+    return {name: value for name, value in found.items() if "span_f1" in name}, sorted(begin)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +185,6 @@ def test_entities_of_divided_documents_are_those_of_whole_documents(tmp_path: Pa
     room.write_rows(
         tmp_path / "words.jsonl", ({"words": w, "labels": each} for w, each in zip(words, labels, strict=True))
     )
-    whole = entities(tmp_path, 256, 4, {"type": "pad"})
-    assert 0 < whole["validation/words/span_f1"] < 1
-    assert entities(tmp_path, 8, 4, encoding) == whole
+    whole = entities(tmp_path, 256, {"type": "pad"})
+    assert 0 < whole[0]["validation/words/span_f1"] < 1 and whole[1] == list(range(20))
+    assert entities(tmp_path, 8, encoding) == whole

@@ -118,12 +118,23 @@ class PredictionTable:
                 part["text"] = [texts.get(item) for item in kept.tolist()]
             for name, column in part.items():
                 table.setdefault(name, []).extend(column)
+        if "begins" in table:
+            table["begins"] = _begin_documents(table)
         return table
 
     def _fetch_last(self) -> None:
         if self._parts:
             last = self._parts.pop()
             self._parts.append(last._replace(predictions=jax.device_get(last.predictions)))
+
+
+def _begin_documents(table: Mapping[str, list[Any]]) -> list[bool]:
+    """Return which tokens of a table are the first of their documents in it, even if a document has several windows."""
+    documents = list(zip(table["source"], table["row"], strict=True))
+    first: dict[tuple[str, int], int] = {}
+    for document, token in zip(documents, table["token"], strict=True):
+        first[document] = min(token, first.get(document, token))
+    return [first[document] == token for document, token in zip(documents, table["token"], strict=True)]
 
 
 def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, int]:
