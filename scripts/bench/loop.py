@@ -72,7 +72,9 @@ class _Prepared:
         from trainkit.train.prefetch import to_device
         from trainkit.train.program import compile_program
 
-        overrides = [f"run.directory={directory}", "track.aim=false", "train.steps=1000000"]
+        # the rule of bare.py
+        rule = 'optimizer={type = "adamw", learning_rate = 2.5e-3}'
+        overrides = [f"run.directory={directory}", "track.aim=false", "train.steps=1000000", rule]
         loaded = load(RECIPE, [*overrides, f"data.cache={ROOT / 'cache'}"])
         self.directory, self.recipe = create(loaded), loaded.recipe
         cache = caches.build(self.recipe)
