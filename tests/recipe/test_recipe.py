@@ -444,6 +444,22 @@ def test_a_mistake_is_reported_once_and_with_the_way_out(tmp_path, changes, said
     assert "mistakes" not in found, found
 
 
+def test_a_key_that_came_later_changes_no_fingerprint_so_that_old_sweeps_continue():
+    values = {
+        "schema": 1,
+        "model": {"layers": 2, "hidden": 32, "heads": 4},
+        "tokenizer": {"train": {"vocab_size": 300}},
+        "data": {"sequence_length": 64, "train": ({"type": "python-stdlib"},)},
+        "train": {"steps": 10, "batch_size": 8},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    decay = {"weight_decay": {"type": "linear"}}
+    assert Recipe.model_validate(values).fingerprint() == "84e8286e1e509eb4"
+    assert Recipe.model_validate({**values, "schedules": decay}).fingerprint() == "da6afcf630e9913e"
+    other = Recipe.model_validate({**values, "schedules": {**decay, "batch_size": ((0, 8),)}})
+    assert other.fingerprint() != "da6afcf630e9913e", "a value that is not the default changes it"
+
+
 @pytest.mark.parametrize(
     ("section", "name", "key", "word"),
     [

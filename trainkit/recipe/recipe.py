@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,13 @@ from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Parallel, Precision, Train
 from trainkit.recipe.spec import MissingKey, Spec, type_of
 from trainkit.recipe.union import members_at
+
+#: Keys that came after fingerprints were first recorded, with their defaults, which change no fingerprint: a sweep that
+#: an earlier version began can be continued.
+_LATER: dict[str, dict[str, Any]] = {
+    "run": {"average_from": False},
+    "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "sequence_length", "mixture")),
+}
 
 
 class Recipe(Spec):
@@ -320,5 +327,9 @@ class Recipe(Spec):
         """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""
         import hashlib  # loads OpenSSL, which `trainkit check` does not need
 
-        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        values = self.model_dump(mode="json", by_alias=True)
+        for section, later in _LATER.items():
+            if values[section]:
+                values[section] = {k: v for k, v in values[section].items() if k not in later or v != later[k]}
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
