@@ -435,6 +435,10 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
         ),
         ([("seed = 3", "qwertz = 3")], "allowed here: name, seed, directory"),
         ([("every = 10", "every = nan")], "expected a whole number of at least 1"),
+        (
+            [('type = "python-stdlib"', 'type = "python-stdlib"\nweight = [[0, 1.0], [5]]')],
+            "data.train.0.weight.1 = [5]: expected a list of 2",
+        ),
         ([("aim = false", "aim = 1979-05-27")], "expected true or false, found a date or time"),
     ],
 )

@@ -176,6 +176,8 @@ def placeholder(node: Node) -> Any:
         case "object":
             required = branch.get("required", [])
             return {name: placeholder(branch["properties"][name]) for name in required}
+        case "array" if "prefixItems" in branch:
+            return [placeholder(entry) for entry in branch["prefixItems"]]
         case "array":
             return [placeholder(branch["items"])] * branch.get("minItems", 0)
         case "integer" | "number" if not allowed:
