@@ -90,6 +90,13 @@ warmup = 100
         assert schedules.momentum.points == ((0, 0.5), (point, 1.0)) and schedules.beta2.warmup == 0.1
 
 
+def test_what_a_shorter_run_does_not_change_keeps_the_place_where_it_was_written(tmp_path):
+    table = 'batch_size = [[0, 8]]\nmomentum = { type = "piecewise-linear", points = [[0, 0.5]] }'
+    loaded = load(write(tmp_path, changed(("[optimizer]", f"[schedules]\n{table}\n[optimizer]"))), mode="toy")
+    for key in ("batch_size", "momentum.points"):
+        assert "sample.toml" in loaded.origins[f"schedules.{key}"]
+
+
 def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy = load(write(tmp_path, TEXT), mode="toy")

@@ -157,16 +157,13 @@ def _sooner(schedules: dict[str, Any], steps: Any, shorter: Any, *, tenth: bool)
             found.append([max(int(step * share), found[-1][0] + 1 if found else 0), at])
         return found
 
-    changes: dict[str, Any] = {}
+    def sooner(table: dict[str, Any]) -> dict[str, Any]:
+        return {name: moved for name, value in table.items() if (moved := places(value)) != value}
+
+    changes = sooner(schedules)
     for name, value in schedules.items():
-        if name == "mixture" and isinstance(value, dict):
-            changes[name] = {source: places(points) for source, points in value.items()}
-        elif isinstance(value, dict):
-            changes[name] = _shorter(value, steps, tenth=tenth)
-            if "points" in value:
-                changes[name]["points"] = places(value["points"])
-        else:
-            changes[name] = places(value)
+        if isinstance(value, dict):
+            changes[name] = sooner(value) | ({} if name == "mixture" else _shorter(value, steps, tenth=tenth))
     return {name: value for name, value in changes.items() if value}
 
 
