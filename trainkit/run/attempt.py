@@ -84,12 +84,13 @@ def _imports_that_stay() -> Iterator[None]:
 
     Imported modules are never garbage, and looking through them takes a tenth of the time of a short run.
     """
-    collects = gc.isenabled()
+    collects, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if len(sys.modules) > known:  # else it would keep the garbage of an attempt before this one in the process
+            gc.freeze()
         if collects:
             gc.enable()
 
