@@ -63,7 +63,8 @@ def test_directions_have_the_lengths_that_their_units_say() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = workplace(tmp_path_factory.mktemp("landscape"), BARE)
+    schedules = "[schedules]\nbatch_size = [[0, 4], [3, 8]]\nsequence_length = [[0, 16], [3, 32]]\n"
+    place = workplace(tmp_path_factory.mktemp("landscape"), BARE + schedules)
     return run_of(place, "--set", "train.steps=4", "--set", "checkpoint.keep_every=2")
 
 

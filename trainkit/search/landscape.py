@@ -145,8 +145,9 @@ def landscape(
         plan = plan_of(recipe, vocab_size=cache.vocab_size, data=UNKNOWN_SIZE, directory=directory)
         built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
         state = _state(directory, recipe, built, cache, found)
-        read = TrainSet(cache, recipe).batch(found.step)
-        batch = to_device(read, accumulation=plan.batch.accumulation, sharding=batch_sharding(built.mesh))
+        read = TrainSet(cache, recipe).cut_batch(found.step)
+        split = plan.batch.of_size(recipe.batch_sizes.at(found.step))
+        batch = to_device(read, accumulation=split.accumulation, sharding=batch_sharding(built.mesh))
     finally:
         cache.close()
     distances = np.linspace(low, high, points)
