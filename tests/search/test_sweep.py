@@ -227,6 +227,9 @@ def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
     assert [sweep._on(part) for part in found] == ["; on GPUs 0,1", "; on GPUs 2,3"]
     monkeypatch.setattr(sweep, "cores", lambda: 3)
+    with monkeypatch.context() as hidden:
+        hidden.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        assert divide_devices(3, "auto") == [{}, {}, {}]
     assert divide_devices(3, "cpu") == [{}, {}, {}] and divide_devices(1, "gpu") == [{}]
     with pytest.raises(TrainkitError, match="there are 5 GPUs"):
         divide_devices(6, "auto")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -225,7 +226,8 @@ def _gpus() -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get(GPUS)
     if visible is not None:
-        return [part.strip() for part in visible.split(",") if part.strip()]
+        # CUDA takes no device after one that does not exist: -1 alone hides all
+        return list(takewhile(lambda part: part not in ("", "-1"), map(str.strip, visible.split(","))))
     if shutil.which("nvidia-smi") is None:
         return []
     try:
