@@ -21,6 +21,7 @@ from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.schedules import Schedules
 from trainkit.recipe.sections.stages import STAIRS, Stages
 from trainkit.recipe.spec import with_tuples
@@ -180,6 +181,17 @@ def test_a_batch_that_cannot_be_divided_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, "batch_size = [[0, 3], [9, 8]]")
     with pytest.raises(TrainkitError, match="batch_size = 3 cannot be divided") as refused:
         make_plan(load(path).recipe, devices=Devices(count=2), vocab_size=300, data=None)
+    assert refused.value.where == "schedules.batch_size"
+
+
+def test_batches_with_no_common_divisor_are_planned_one_by_one_or_refused(tmp_path: Path) -> None:
+    table = 'batch_size = [[0, 3], [9, 8]]\n[statistics]\nevery = 10\ncompute = ["noise-scale"]'
+    one: Any = {"devices": Devices(count=1), "vocab_size": 300, "data": None}
+    recipe = load(written(tmp_path, table)).recipe
+    assert make_plan(recipe, **one).batch.micro == 1
+    comparing = recipe.model_copy(update={"task": Embedding(type="embedding")})
+    with pytest.raises(TrainkitError, match="would have 1 in all") as refused:
+        make_plan(comparing, **one)
     assert refused.value.where == "schedules.batch_size"
 
 

@@ -103,7 +103,7 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
     train = recipe.train
     micros = [m for m in divisors(shared_size(recipe) // replicas)[::-1] if m * replicas >= recipe.task.least_rows]
     if recipe.statistics.compares_micro_batches:
-        micros = micros[1:]  # the first is the whole batch
+        micros = [m for m in micros if m * replicas < min(recipe.batch_sizes.values)]
     if train.micro_batch_size != "auto":
         micros = [train.micro_batch_size]
     policies: list[Remat] = [remat for remat in get_args(Remat) if remat != "offload" or platform != "cpu"]
@@ -118,13 +118,13 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
 
 def check_split(recipe: Recipe, replicas: int) -> None:
     """Raise TrainkitError if a batch cannot be divided over the devices, or a step's batch into micro-batches."""
-    size, wanted = min(recipe.batch_sizes.values), recipe.train.micro_batch_size
+    size, wanted = shared_size(recipe), recipe.train.micro_batch_size
     rows, least = size if wanted == "auto" else wanted * replicas, recipe.task.least_rows
     if rows < least:
         raise TrainkitError(
             f'task.type = "{recipe.task.type}" compares the examples of a micro-batch, and {_devices(replicas)}'
             f" would have {rows} in all",
-            where="train.batch_size" if wanted == "auto" else "train.micro_batch_size",
+            where=_size_key(recipe, size) if wanted == "auto" else "train.micro_batch_size",
             hint=f"it learns nothing from fewer than {least}; more are better",
         )
     if recipe.statistics.compares_micro_batches:
@@ -149,7 +149,7 @@ def check_split(recipe: Recipe, replicas: int) -> None:
 def _check_size(recipe: Recipe, size: int, replicas: int) -> None:
     """Raise TrainkitError if a batch of this size cannot be divided over the devices and into micro-batches."""
     wanted = recipe.train.micro_batch_size
-    key = "train.batch_size" if size == recipe.train.batch_size else "schedules.batch_size"
+    key = _size_key(recipe, size)
     if wanted == "auto":
         if size % replicas:
             raise TrainkitError(
@@ -174,7 +174,8 @@ def _check_micro_batches(recipe: Recipe, replicas: int) -> None:
     size, wanted, least = min(recipe.batch_sizes.values), recipe.train.micro_batch_size, recipe.task.least_rows
     smaller = [m for m in divisors(size // replicas)[:-1] if m * replicas >= least]
     if not smaller:
-        key, hint = "train.batch_size", f"train.batch_size of at least {2 * max(replicas, least)}"
+        key = _size_key(recipe, size)
+        hint = f"{key} of at least {2 * max(replicas, least)}"
     elif wanted != "auto" and wanted * replicas >= size:
         key, hint = "train.micro_batch_size", f"train.micro_batch_size = {smaller[-1]}"
     else:
@@ -185,6 +186,11 @@ def _check_micro_batches(recipe: Recipe, replicas: int) -> None:
         where=key,
         hint=hint,
     )
+
+
+def _size_key(recipe: Recipe, size: int) -> str:
+    """Return the key that gives batches of this size."""
+    return "train.batch_size" if size == recipe.train.batch_size else "schedules.batch_size"
 
 
 def shared_size(recipe: Recipe) -> int:
