@@ -125,6 +125,14 @@ def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Re
     assert plain.scheduled(200) == {}
 
 
+def test_a_mixture_of_nothing_is_refused_where_it_is_scheduled(mixed: tuple[Recipe, caches.Cache]) -> None:
+    recipe, cache = mixed
+    nothing = scheduled(recipe, mixture={name: [[0, 1.0], [10, 0.0]] for name in "ab"})
+    with pytest.raises(TrainkitError, match="from step 10 on every source has the weight 0") as refused:
+        TrainSet(cache, nothing)
+    assert refused.value.where == "schedules.mixture"
+
+
 def test_a_line_is_a_staircase_of_few_steps(tmp_path: Path) -> None:
     recipe = room.recipe(tmp_path, {"path": "a", "name": "a", "weight": 2.0}, {"path": "b", "name": "b", "weight": 1.0})
     stages = stages_of(recipe.data.train, {"a": ((0, 1.0), (10_000, 0.5))})

@@ -60,8 +60,10 @@ class TrainSet:
             _Source(number, stream, source, cache.directory, recipe)
             for number, (stream, source) in enumerate(zip(self._streams, sources, strict=True))
         ]
-        self._stages = stages_of(recipe.data.train, (recipe.schedules and recipe.schedules.mixture) or {})
-        self._mixture = mixture_of(self._stages, self._sizes, self._seed) if weighted else None
+        factors = (recipe.schedules and recipe.schedules.mixture) or {}
+        self._stages = stages_of(recipe.data.train, factors)
+        where = "schedules.mixture" if factors else "data.train"
+        self._mixture = mixture_of(self._stages, self._sizes, self._seed, where=where) if weighted else None
         self._scheduled = recipe.schedules
         spec = recipe.data.encoding
         self._buckets: Buckets | None = None

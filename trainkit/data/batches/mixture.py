@@ -10,11 +10,11 @@ from trainkit.recipe.sections.source import Source
 from trainkit.recipe.sections.stages import Stages, stairs
 
 
-def mixture_of(stages: Mapping[int, Sequence[float]], sizes: Stages, seed: int) -> Mixture:
-    """Return the order of sources. Raises TrainkitError if in some stage no source has a weight above 0."""
+def mixture_of(stages: Mapping[int, Sequence[float]], sizes: Stages, seed: int, *, where: str) -> Mixture:
+    """Return the order of sources. Raises TrainkitError, with `where`, if in some stage none has a weight above 0."""
     for begin, weights in stages.items():
         if not any(weights):
-            raise TrainkitError(f"from step {begin} on every source has the weight 0", where="data.train")
+            raise TrainkitError(f"from step {begin} on every source has the weight 0", where=where)
     return Mixture([(sizes.before(begin), weights) for begin, weights in stages.items()], seed=seed)
 
 
