@@ -430,6 +430,10 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
             'data.train.0.document: type = "chat" needs a chat template, which tokenizer.train does not make',
         ),
         (
+            [('prompts = ["def main("]', 'prompts = [[{ role = "user", content = "Write main." }]]')],
+            "sample.prompts: a conversation needs a chat template, which tokenizer.train does not make",
+        ),
+        (
             [("seed = 3", "batch_size = 3")],
             "did you mean train.batch_size or schedules.batch_size or evaluate.batch_size?",
         ),

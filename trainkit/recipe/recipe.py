@@ -111,6 +111,7 @@ class Recipe(Spec):
         """A tokenizer that the run trains has none beside it; whether another has one is known once it is read."""
         if self.tokenizer is None or self.tokenizer.train is None:
             return self
+        found = False
         for name, sources in (("train", self.data.train), ("validation", self.data.validation)):
             for number, source in enumerate(sources):
                 document = document_of(source)
@@ -119,6 +120,9 @@ class Recipe(Spec):
                         f'data.{name}.{number}.document: type = "{document.type}" needs a chat template, which'
                         ' tokenizer.train does not make: name a file that holds one with template = "chat.jinja"'
                     )
+                found = found or bool(document and document.chat_template)
+        if self.sample is not None:
+            self.sample.check_template(found)
         return self
 
     @model_validator(mode="after")

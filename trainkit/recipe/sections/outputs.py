@@ -94,6 +94,14 @@ class Sample(Spec):
         """Return whether a chat template is needed to write its prompts."""
         return self.chat or not all(isinstance(prompt, str) for prompt in self.prompts)
 
+    def check_template(self, found: bool) -> None:
+        """Raise ValueError if its prompts need a chat template and the run has none."""
+        if self.has_conversations and not found:
+            raise ValueError(
+                f"sample.{'chat' if self.chat else 'prompts'}: a conversation needs a chat template, which"
+                " tokenizer.train does not make and no document names: give prompts as texts"
+            )
+
 
 class Export(Spec):
     """Write the model for other programs during training, as `trainkit export` does, into the run's `exports/STEP`.
