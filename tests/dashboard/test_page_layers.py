@@ -66,7 +66,7 @@ def test_the_map_shows_every_statistic_and_the_value_under_the_cursor(
         assert f"gradients/l2  {OUTSIDE}" in frame(app) and "token_embedding · step 50 · 350" in frame(app)
         await pilot.press("g", "g")
         assert "linear" in frame(app)
-        await pilot.hover(HeatMap, offset=(2 * size[0] // 3, 0))
+        await pilot.hover(HeatMap, offset=(size[0] // 3, 0))
         await pilot.pause()
         assert "◆ final_norm.weight · step" in frame(app)
         assert app.query_one(LayersPage).copy_text().splitlines()[1] == "10\t1\t70"

@@ -16,7 +16,7 @@ import pytest
 from tmux import Terminal, end_all, needs_tmux
 from trainer import BARE, LIMIT, workplace
 
-from trainkit.dashboard.app import NAMES
+from trainkit.dashboard.pages import KEYS, NAMES
 from trainkit.events.attempts import process_alive
 from trainkit.events.commands import send
 from trainkit.events.log import read
@@ -157,9 +157,9 @@ def test_a_terminal_shrinks_to_almost_nothing_and_grows_again_and_every_page_is_
     terminal.trainkit("watch fake")
     terminal.until(lambda screen: "learning rate" in screen and "step 300 / 300" in screen)
     terminal.resize(60, 20)
-    for number, name in [*enumerate(NAMES, 1)][::-1]:
-        terminal.press(str(number))
-        screen = terminal.until(partial(tells, f"{number} {name}", "? help"))
+    for name in reversed(NAMES):
+        terminal.press(KEYS[name])
+        screen = terminal.until(partial(tells, f"{KEYS[name]} {name}", "? help"))
         assert max(map(len, screen.splitlines())) <= 60 and "learning rate" not in screen
     for columns, rows in ((22, 5), (60, 4), (20, 20)):
         terminal.resize(columns, rows)

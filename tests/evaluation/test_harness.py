@@ -232,8 +232,9 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_task_before_anythin
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("trainkit.evaluation.harness", raising=False)
-    monkeypatch.delitem(sys.modules, "trainkit.evaluation.harness", raising=False)
+    for name in ("harness", "harness_model"):
+        monkeypatch.delattr(f"trainkit.evaluation.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"trainkit.evaluation.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     with pytest.raises(TrainkitError, match="need lm_eval, which is not installed") as error:
         _harness()

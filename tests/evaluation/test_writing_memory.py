@@ -50,7 +50,7 @@ def writer_of(alerts: list[str], *, most: int) -> TargetWriter:
 def test_without_memory_fewer_texts_are_written_at_once_and_each_one_once(most: int, warned: int) -> None:
     alerts: list[str] = []
     state = SimpleNamespace(params=None, frozen=None)
-    written = list(writer_of(alerts, most=most)._written(state, Set()))  # type: ignore[arg-type]
+    written = list(writer_of(alerts, most=most)._write_items(state, Set()))  # type: ignore[arg-type]
     assert [(item.target, tokens) for item, tokens in written] == [([n], [n]) for n in range(7)]
     assert len(alerts) == warned and all("no memory to write" in alert for alert in alerts)
 
@@ -58,7 +58,7 @@ def test_without_memory_fewer_texts_are_written_at_once_and_each_one_once(most: 
 def test_without_memory_for_a_single_text_the_setting_is_named() -> None:
     state = SimpleNamespace(params=None, frozen=None)
     with pytest.raises(TrainkitError, match="no memory to write 1 texts at once") as told:
-        list(writer_of([], most=0)._written(state, Set()))  # type: ignore[arg-type]
+        list(writer_of([], most=0)._write_items(state, Set()))  # type: ignore[arg-type]
     assert told.value.where == "evaluate.generate"
 
 
