@@ -12,6 +12,7 @@ from trainer import RECIPE, Trainer, arrays, trainkit, workplace
 from trainkit.checkpoint import store
 from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
+from trainkit.recipe.sections.outputs import ChatMessage, Sample
 from trainkit.recipe.toml.load import load
 from trainkit.rundir.owed import Owed, owed
 
@@ -120,8 +121,9 @@ def test_conversations_that_were_sampled_are_not_owed_though_the_log_holds_them_
     tmp_path: Path,
 ) -> None:
     workplace(tmp_path)
-    prompts = 'sample.prompts=["a dog", [{role = "user", content = "a cat"}]]'
-    recipe = load(tmp_path / "tiny.toml", [prompts, "sample.chat=true"]).recipe
+    prompts = ("a dog", (ChatMessage(role="user", content="a cat"),))
+    tiny = load(tmp_path / "tiny.toml").recipe
+    recipe = tiny.model_copy(update={"sample": Sample(prompts=prompts, chat=True)})
     log = EventLog(tmp_path, attempt=1)
     for prompt in ("<user>a dog", "<user>a cat"):
         assert owed(tmp_path, recipe, 12, last=False).samples

@@ -114,7 +114,8 @@ def content(view: View) -> dict[str, Any]:
     """All of a view but how finely its points are put together."""
     told = {name: value for name, value in vars(view).items() if name not in ("series", "pace", "layers")}
     pace = list(view.pace.seconds), view.pace.last
-    return {**told, "pace": pace, "layers": repr(view.layers.columns), "series": {name: facts(series) for name, series in sorted(view.series.items())}}
+    merged = {name: facts(series) for name, series in sorted(view.series.items())}
+    return {**told, "pace": pace, "layers": repr(view.layers.columns), "series": merged}
 
 
 def facts(series: Series) -> tuple[object, ...]:
