@@ -12,7 +12,7 @@ from trainer import RECIPE, Trainer, arrays, trainkit, workplace
 from trainkit.checkpoint import store
 from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
-from trainkit.recipe.sections.outputs import ChatMessage, Sample
+from trainkit.recipe.sections.outputs import ChatMessage
 from trainkit.recipe.toml.load import load
 from trainkit.rundir.owed import Owed, owed
 
@@ -123,7 +123,8 @@ def test_conversations_that_were_sampled_are_not_owed_though_the_log_holds_them_
     workplace(tmp_path)
     prompts = ("a dog", (ChatMessage(role="user", content="a cat"),))
     tiny = load(tmp_path / "tiny.toml").recipe
-    recipe = tiny.model_copy(update={"sample": Sample(prompts=prompts, chat=True)})
+    assert tiny.sample is not None
+    recipe = tiny.model_copy(update={"sample": tiny.sample.model_copy(update={"prompts": prompts, "chat": True})})
     log = EventLog(tmp_path, attempt=1)
     for prompt in ("<user>a dog", "<user>a cat"):
         assert owed(tmp_path, recipe, 12, last=False).samples
