@@ -121,8 +121,7 @@ def from_first(make: Callable[[], T]) -> T:
     if _group is None:
         return make()
     if _group.number:
-        if _group.departed:
-            raise ProcessEnded("this process has failed, and receives no decisions any more", exit_code=FAILED)
+        _require_presence(_group)
         value, code = pickle.loads(_receive(_group, _decision(_group.decisions)))
         _group.decisions += 1
         if code is not None:
@@ -196,7 +195,8 @@ def gather(value: T) -> list[T]:
 def share(error: BaseException) -> BaseException:
     """Return the error with which all processes end when this one has failed: that of the process that failed first.
 
-    Each process calls this once after an error, wherever it was. Afterwards all of them make the same calls again.
+    Each process calls this once after an error, wherever it was. Afterwards all of them make the same calls again,
+    unless one did not come: then this one waits for the others no more.
     """
     if _group is None or isinstance(error, ProcessFailed):
         return error
@@ -206,6 +206,7 @@ def share(error: BaseException) -> BaseException:
         own = None if isinstance(error, FirstFailed) else error
         _agreed(_group, own, ready=True, until=time.monotonic() + _MEETING)
     except ProcessEnded:
+        depart()
         return error
     except ProcessFailed as failed:
         return failed
@@ -213,7 +214,7 @@ def share(error: BaseException) -> BaseException:
 
 
 def depart() -> None:
-    """Wait for no decision any more: the others may be waiting for this process, which failed within a computation."""
+    """Wait for the others no more: they may be waiting for this process, which failed within a computation."""
     if _group is not None:
         _group.departed = True
 
@@ -287,7 +288,13 @@ def _as_failed(group: _Group, error: BaseException) -> tuple[str, str, str, int]
     return f"{place}: {type(error).__name__}: {error}", "", "", FAILED
 
 
+def _require_presence(group: _Group) -> None:
+    if group.departed:
+        raise ProcessEnded("this process has failed, and no longer waits for the others", exit_code=FAILED)
+
+
 def _gathered(group: _Group, value: T, *, until: float | None) -> list[T]:
+    _require_presence(group)
     meeting = f"trainkit/meeting/{group.meetings}"
     group.meetings += 1
     if group.number:
