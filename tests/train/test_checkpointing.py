@@ -14,6 +14,7 @@ from checkpoint_child import FACTS
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED
 from trainkit.events.log import EventLog, read
+from trainkit.parallel import hosts
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import BestMark
@@ -142,3 +143,23 @@ def test_the_best_checkpoint_before_one_that_was_never_written_stays_after_a_res
     resumed.close()
     assert checkpoint_files.best(tmp_path) == (first if metric == "loss" else None)
     assert set(kinds(tmp_path)) == ({1, 4} if metric == "loss" else {4})
+
+
+@pytest.mark.parametrize("error", [hosts.ProcessFailed("process 1 on elsewhere: no disk"), ValueError("no disk")])
+def test_an_error_that_is_no_failed_save_ends_it_and_leaves_the_step_to_be_saved(
+    tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(**_: object) -> bool:
+        raise error
+
+    ours = saving(tmp_path, log, keep_every=1)
+    with monkeypatch.context() as failing:
+        failing.setattr(hosts, "agree", fail)
+        with pytest.raises(type(error), match="no disk"):
+            ours.save(state_of(1), 1)
+        with pytest.raises(type(error), match="no disk"):  # at once, since it would fail again
+            ours.save_and_wait(state_of(1), 1, last=False)
+    ours.save_and_wait(state_of(1), 1, last=False)
+    ours.close()
+    assert kinds(tmp_path) == {1: "permanent"}
+    assert not [event for event in read(tmp_path) if event["type"] == "alert"]

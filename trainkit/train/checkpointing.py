@@ -138,6 +138,7 @@ class Checkpointing:
 
         Raises:
             CheckpointNotWritten: every try failed.
+            ProcessFailed: one of the processes of the run failed.
         """
         for seconds in (*RETRY_AFTER, None):
             try:
@@ -149,6 +150,8 @@ class Checkpointing:
                 return
             except TrainkitError as error:
                 self._saved_step = None
+                if isinstance(error, hosts.ProcessFailed):
+                    raise
                 if seconds is None:
                     raise CheckpointNotWritten(
                         error.problem, where=error.where, hint=error.hint, exit_code=error.exit_code
@@ -165,15 +168,22 @@ class Checkpointing:
 
     def close(self) -> None:
         """Return once the present save has ended."""
-        with self._alert_on_failure():
-            self._saver.close()
+        try:
+            with self._alert_on_failure():
+                self._saver.close()
+        except hosts.ProcessFailed as error:  # the attempt ends with an error of its own
+            self._alert(error, "the last save was not finished")
 
     def _start(self, state: State, step: int, kind: Kind, *, last: bool) -> None:
         with self._alert_on_failure():  # the previous save
             self._saver.wait()
         self._log.write("checkpoint_started", step=step, kind=kind)
         self._saved_step, self._saved_kind, self._last_time = step, kind, _now()
-        self._saver.save(without_frozen(state), step=step, kind=kind, provenance=self._provenance(last))
+        try:
+            self._saver.save(without_frozen(state), step=step, kind=kind, provenance=self._provenance(last))
+        except BaseException:  # whatever ends the run may still save this step
+            self._saved_step = None
+            raise
 
     @contextmanager
     def _alert_on_failure(self) -> Iterator[None]:
@@ -181,6 +191,8 @@ class Checkpointing:
             yield
         except TrainkitError as error:
             self._saved_step = None
+            if isinstance(error, hosts.ProcessFailed):  # the run ends, in all processes alike
+                raise
             self._alert(error, "the next save tries again")
 
     def _alert(self, error: TrainkitError, consequence: str) -> None:
