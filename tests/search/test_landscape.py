@@ -109,6 +109,7 @@ def test_a_landscape_is_drawn_and_written(run: Path, tmp_path: Path) -> None:
         (("tiny", "tiny/2", "--direction", "random"), "--direction random is no direction to another run"),
         (("tiny", "--begin", "1", "--end", "1"), "the range goes from 1 to 1"),
         (("tiny", "--output", "line.txt"), "line.txt is neither JSON nor CSV"),
+        (("tiny/3", "--output", "none/line.csv"), "none/line.csv cannot be written: there is no directory none"),
         (("tiny/3",), "3"),
         (("tiny", "--direction", "up"), "up"),
     ],

@@ -94,9 +94,11 @@ class Landscape:
 
 
 def check_output(path: Path) -> None:
-    """Raise TrainkitError unless the suffix is `.json` or `.csv`."""
+    """Raise TrainkitError unless the suffix is `.json` or `.csv` and the directory exists."""
     if path.suffix not in (".json", ".csv"):
         raise TrainkitError(f"{path} is neither JSON nor CSV", where="--output", hint="end its name in .json or .csv")
+    if not path.parent.is_dir():
+        raise TrainkitError(f"{path} cannot be written: there is no directory {path.parent}", where="--output")
 
 
 def landscape(
