@@ -74,6 +74,27 @@ def test_the_map_shows_every_statistic_and_the_value_under_the_cursor(
     drive(write(tmp_path / "run"), steps, size=size, key="2")
 
 
+def test_rows_that_do_not_fit_scroll_with_the_cursor_and_stay_under_the_mouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, LayersPage)
+
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        chart = app.query_one(HeatMap)
+        for across in range(3):
+            await pilot.hover(HeatMap, offset=(40 + across, chart.size.height - 4))
+            await pilot.pause()
+        row = chart.size.height - 4
+        assert chart.at_cursor()[0] == f"layer {row}" and "layer 0 " in frame(app)
+        await pilot.press(*["down"] * 24)
+        assert chart.at_cursor()[0] == "layer 23" and "layer 23 " in frame(app) and "layer 0 " not in frame(app)
+        await pilot.press(*["up"] * 24)
+        assert chart.at_cursor()[0] == "layer 0" and "layer 0 " in frame(app)
+
+    run = write(tmp_path / "run", lambda step: {"l2/blocks.a": [float(step + layer) for layer in range(24)]})
+    drive(run, steps, size=(80, 24), key="2")
+
+
 def test_a_run_without_statistics_says_how_a_recipe_asks_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,8 @@ class HeatMap(Widget):
         self._scaled = scaled(self._grid.values, "auto")
         #: The row of the cursor, and how many of the shown steps are after it.
         self._row, self._back = 0, 0
+        #: The row in the first line, where not all of them fit.
+        self._top = 0
 
     def show(self, grid: Grid, *, scale: Scale) -> None:
         """Show this grid from now on."""
@@ -132,8 +134,10 @@ class HeatMap(Widget):
         """Return the row in this line of the map; None below the last one."""
         count = len(self._grid.labels)
         if count > lines:
-            first = max(0, min(self._row - lines // 2, count - lines))
-            return first + y
+            # scrolls no further than the cursor needs: the row under the mouse must stay there
+            lowest, highest = max(0, self._row - lines + 1), min(self._row, count - lines)
+            self._top = max(lowest, min(self._top, highest))
+            return self._top + y
         row = y // (lines // count)
         return row if row < count else None
 
