@@ -15,7 +15,7 @@ from sample_recipe import changed, write
 
 from trainkit import optim
 from trainkit.errors import TrainkitError
-from trainkit.recipe.optimizers.adam import Adam, AdamW
+from trainkit.recipe.optimizers.adam import Adam, AdamW, AdEMAMix
 from trainkit.recipe.optimizers.first_order import RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.parameter_free import Prodigy
@@ -89,6 +89,13 @@ def test_a_rule_with_a_constant_share_is_the_rule_with_that_value(kind: type[Opt
     wanted, same_state = trajectories.trajectory(fixed, steps=5)
     trajectories.assert_equal(found, wanted, within=2e-6)
     assert jax.tree.structure(state) == jax.tree.structure(same_state), "a schedule changes no path in the state"
+
+
+def test_a_slow_average_rises_from_a_fast_one_whose_decay_a_schedule_takes_to_zero() -> None:
+    spec = AdEMAMix(type="ademamix", ramp=100, learning_rate=0.01)
+    found, _ = trajectories.trajectory(spec, steps=3, shares={"momentum": lambda step: 0.0})
+    wanted, _ = trajectories.trajectory(spec.scaled({"momentum": 1e-6}), steps=3)
+    trajectories.assert_equal(found, wanted, within=1e-4)
 
 
 def test_a_rule_that_decays_by_itself_has_both_shares() -> None:

@@ -142,7 +142,8 @@ def _slow_decay(fast: float, slow: float, ramp: int) -> Any:
 
     def decay(step: Array) -> Array:
         share = jnp.minimum((step + 1) / ramp, 1.0)
-        log_fast, log_slow = jnp.log(fast), jnp.log(slow)
+        # a schedule may take the fast decay down to 0
+        log_fast, log_slow = jnp.log(jnp.maximum(fast, 1e-30)), jnp.log(slow)
         risen = jnp.exp(log_fast * log_slow / ((1 - share) * log_slow + share * log_fast))
         return jnp.minimum(risen, slow)
 
