@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from checkpoint_child import FACTS
 
 from trainkit.checkpoint import store
-from trainkit.errors import FAILED
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import hosts
 from trainkit.recipe.sections.outputs import Checkpoint
@@ -163,3 +164,23 @@ def test_an_error_that_is_no_failed_save_ends_it_and_leaves_the_step_to_be_saved
     ours.close()
     assert kinds(tmp_path) == {1: "permanent"}
     assert not [event for event in read(tmp_path) if event["type"] == "alert"]
+
+
+def test_a_lack_of_memory_while_a_checkpoint_is_written_is_a_failed_save_that_is_tried_again(
+    tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no memory")
+
+    ours = saving(tmp_path, log, keep_every=1)
+    with monkeypatch.context() as failing:
+        failing.setattr("trainkit.checkpoint.arrays.write", fail)
+        failing.setattr(checkpointing, "RETRY_AFTER", 0.01)
+        ours.save(state_of(1), 1)
+        with contextlib.suppress(TrainkitError):
+            ours.save_and_wait(state_of(1), 1, last=False)
+    assert not kinds(tmp_path)
+    ours.save_and_wait(state_of(1), 1, last=False)
+    ours.close()
+    assert kinds(tmp_path) == {1: "permanent"}
+    assert any("no memory" in event["message"] for event in read(tmp_path) if event["type"] == "alert")

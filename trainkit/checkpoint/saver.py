@@ -184,7 +184,8 @@ class Saver:
     def _in_turn(self, part: str, write: Callable[[], None], *, first: bool = False) -> None:
         """Write in every process, or only in the `first` one, and return once all processes have called this.
 
-        Raises OSError, which names the process, if writing failed in any of them. A single process raises its error.
+        Raises OSError, which names the process, if writing failed in any of them. A single process raises its own
+        OSError, ValueError or TrainkitError.
         """
         problem: Exception | None = None
         try:
@@ -194,7 +195,9 @@ class Saver:
             problem = error
         said = hosts.first_problem(f"save/{self._saves}/{part}", arrays.message_of(problem) if problem else None)
         if said is not None:
-            raise problem if problem and hosts.count() == 1 else OSError(said) from problem
+            # an error of another kind, as of a lack of memory, is a failed save too, which is tried again
+            as_it_is = hosts.count() == 1 and isinstance(problem, OSError | ValueError | TrainkitError)
+            raise problem if problem and as_it_is else OSError(said) from problem
 
     def _begin(self, root: Path, manifest: Manifest, created: Created) -> Any:
         """Make room on the disk, create the arrays and return them."""

@@ -120,7 +120,7 @@ class Recipe(Spec):
                         f'data.{name}.{number}.document: type = "{document.type}" needs a chat template, which'
                         ' tokenizer.train does not make: name a file that holds one with template = "chat.jinja"'
                     )
-                found = found or bool(document and document.chat_template)
+                found = found or bool(name == "train" and document and document.chat_template)
         if self.sample is not None:
             self.sample.check_template(found)
         return self

@@ -99,7 +99,7 @@ class Sample(Spec):
         if self.has_conversations and not found:
             raise ValueError(
                 f"sample.{'chat' if self.chat else 'prompts'}: a conversation needs a chat template, which"
-                " tokenizer.train does not make and no document names: give prompts as texts"
+                " tokenizer.train does not make and no document of data.train names: give prompts as texts"
             )
 
 
