@@ -175,7 +175,7 @@ def test_a_lack_of_memory_while_a_checkpoint_is_written_is_a_failed_save_that_is
     ours = saving(tmp_path, log, keep_every=1)
     with monkeypatch.context() as failing:
         failing.setattr("trainkit.checkpoint.arrays.write", fail)
-        failing.setattr(checkpointing, "RETRY_AFTER", 0.01)
+        failing.setattr(checkpointing, "RETRY_AFTER", (0.01,))
         ours.save(state_of(1), 1)
         with contextlib.suppress(TrainkitError):
             ours.save_and_wait(state_of(1), 1, last=False)
