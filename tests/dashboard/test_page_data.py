@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import fake_run
 import pytest
+import viewer
 from fake_run import HOSTILE
 from pages import drive, frame, only, until
 from places import LIMIT
@@ -94,7 +96,8 @@ def test_a_batch_that_cannot_be_read_says_why_and_can_be_asked_for_again(run: Pa
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await until("the batch of step 4 cannot be shown", pilot)
-        assert "[bold]gone.jsonl" in frame(dashboard)
+        # a long path is broken where the line ends
+        await viewer.until(lambda: "[bold]gone.jsonl" in re.sub(r"[\s│]", "", frame(dashboard)), pilot)
         (run / "recipe.toml").write_text(recipe)
         await pilot.press("g", "4", "enter")
         await until("update 4 → 5", pilot)
