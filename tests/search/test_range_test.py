@@ -83,7 +83,9 @@ def test_the_length_of_the_recipe_has_no_part_in_a_range_test(
         range_test.find_rate(QUICKSTART, settings, low=1e-6, high=0.5, steps=20)
     (recipe,) = seen
     assert recipe.train.steps == 20 and not recipe.train.is_timed and recipe.average is None
-    assert recipe.optimizer.learning_rate == 0.5 and recipe.schedule.type == "exponential-rise"
+    assert recipe.optimizer.learning_rate == pytest.approx(0.5) and recipe.schedule.type == "exponential-rise"
+    # of AdamW beside Muon, as in the recipe
+    assert recipe.optimizer.adamw.learning_rate == pytest.approx(0.25)
 
 
 def test_steps_whose_batches_have_no_targets_are_no_points_of_the_test() -> None:

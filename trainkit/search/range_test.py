@@ -16,6 +16,7 @@ from trainkit.events.schema import Event
 from trainkit.hub.recipe import load
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.schedule_shapes import ExponentialRise
 from trainkit.recipe.toml.files import with_values
 from trainkit.recipe.toml.modes import FULL
@@ -134,7 +135,7 @@ def find_rate(
             recipe,
             run=with_values(recipe.run, directory=directory),
             train=recipe.train.with_steps(steps),
-            optimizer=with_values(recipe.optimizer, learning_rate=high),
+            optimizer=_in_proportion(recipe.optimizer, high / recipe.optimizer.learning_rate),
             schedule=schedule,
         )
         origins = dict.fromkeys(map(dotted, flat(recipe)), "trainkit find-lr") | loaded.origins
@@ -151,6 +152,19 @@ def find_rate(
                 exit_code=FAILED,
             ) from None
     raise TrainkitError("the test was stopped before its end", exit_code=FAILED)
+
+
+def _in_proportion(rule: OptimizerSpec, factor: float) -> OptimizerSpec:
+    """Return a rule whose learning rate, and those of rules inside it and of its groups, are `factor` times as high.
+
+    Otherwise the rates of embeddings, say, would be another share of the tested rate, which depends on the highest one.
+    """
+    inner = {name: _in_proportion(value, factor) for name, value in rule if isinstance(value, OptimizerSpec)}
+    groups = tuple(
+        with_values(group, optimizer=_in_proportion(group.optimizer, factor)) if group.optimizer else group
+        for group in rule.groups
+    )
+    return with_values(rule, learning_rate=rule.learning_rate * factor, groups=groups, **inner)
 
 
 def _training_only(recipe: Recipe) -> Recipe:
