@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, study
+from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, killing_trainer, study
 from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 
 from trainkit.cli.sweep import leaderboard_lines
@@ -43,14 +43,7 @@ def test_a_sweep_ranks_its_trials_and_runs_none_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_sweep_that_was_killed_ends_with_the_leaderboard_of_an_uninterrupted_one(tmp_path: Path, at: int) -> None:
-    started = []
-
-    def start(directory: Path, environment: Mapping[str, str]) -> Ended:
-        started.append(directory.name)
-        if len(started) == at + 1:
-            raise Killed
-        return fake_trainer(directory, environment)
-
+    start, started = killing_trainer(at)
     with pytest.raises(Killed):
         finish(study(tmp_path / "killed"), start)
     with (tmp_path / "killed/runs/tiny-sweep" / NAME).open("a") as file:

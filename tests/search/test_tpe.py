@@ -16,7 +16,7 @@ import fake_run
 import optuna
 import pytest
 from rich.console import Console
-from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, study
+from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, killing_trainer, study
 from trainer import RECIPE
 
 from trainkit.cli.sweep import live_leaderboard
@@ -76,14 +76,7 @@ def test_a_sweep_by_tpe_prunes_what_is_worse_than_the_median_and_keeps_its_last_
 def test_a_killed_sweep_by_tpe_ends_with_the_leaderboard_of_an_uninterrupted_one(
     tmp_path: Path, whole: Study, at: int
 ) -> None:
-    started = []
-
-    def start(directory: Path, environment: Mapping[str, str]) -> Ended:
-        started.append(directory.name)
-        if len(started) == at + 1:
-            raise Killed
-        return fake_trainer(directory, environment)
-
+    start, started = killing_trainer(at)
     with pytest.raises(Killed):
         finish(study(tmp_path, TPE), start)
     found = study(tmp_path, TPE)

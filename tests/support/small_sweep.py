@@ -59,6 +59,19 @@ def fake_trainer(directory: Path, environment: Mapping[str, str]) -> Ended:
     return Ended()
 
 
+def killing_trainer(at: int) -> tuple[Callable[[Path, Mapping[str, str]], Ended], list[str]]:
+    """Return a trainer that kills the sweep as trial `at` starts, once, and the names of the trials it started."""
+    started: list[str] = []
+
+    def start(directory: Path, environment: Mapping[str, str]) -> Ended:
+        started.append(directory.name)
+        if len(started) == at + 1:
+            raise Killed
+        return fake_trainer(directory, environment)
+
+    return start, started
+
+
 def board(found: Study) -> list[list[str]]:
     """Return the cells of the leaderboard, without the times; then the lines below it."""
     rows = [re.split(r"\s{2,}", line) for line in leaderboard_lines(found)]

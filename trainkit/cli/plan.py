@@ -194,7 +194,7 @@ def _stages(plan: Plan) -> list[tuple[str, str]]:
         accumulation = plan.batch.of_size(stage.batch_size).accumulation
         size = f"{stage.batch_size} {_rows(plan)}{cut} = accumulation {accumulation}"
         rows.append(f"from step {stage.begin + 1:,}: {size}")
-    rows.append(f"{plural(len(shapes), 'shape')} of batches, for each of which the step is compiled")
+    rows.append(f"{plural(len(shapes), 'shape')} of batches: the step is compiled once for each")
     return [("" if number else "stages", row) for number, row in enumerate(rows)]
 
 

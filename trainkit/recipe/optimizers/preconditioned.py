@@ -27,7 +27,7 @@ class Psgd(MatrixOptimizer, WithMoments):
     factor_rate: Positive = 0.1
     """The learning rate of the factors, relative to their norm."""
     every_step_until: Annotated[int, Field(ge=0)] = 250
-    """Steps in each of which the factors are updated. Later an update becomes less and less probable."""
+    """The first steps of a run, all of which update the factors. After them, updates become rarer and rarer."""
     probability_decay: NotNegative = 1e-3
     """After those steps the probability is exp(-probability_decay x steps since)."""
     least_probability: Annotated[float, Field(gt=0, le=1)] = 0.03
