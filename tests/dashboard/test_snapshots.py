@@ -204,9 +204,10 @@ async def still(pilot: Pilot[Any], draw: Callable[[], None]) -> None:
     while True:
         await pilot.pause()
         await app.workers.wait_for_complete()
+        # Asked before it is drawn: what arrives after drawing is there, but not on the screen.
+        there = all(page.settled for page in app.screen_stack[0].query(Page) if page.display)
         draw()
         await pilot.pause()
-        there = all(page.settled for page in app.screen_stack[0].query(Page) if page.display)
         now = text_of(app) + styles_of(app)
         if now == before and there and not len(app.workers):
             return
