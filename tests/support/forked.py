@@ -139,10 +139,15 @@ def serve(address: str) -> None:
     """Fork a command for each connection; return, in the command's process, where it is to begin."""
     import trainkit.cli.run
     import trainkit.run.setup  # noqa: F401
+    from trainkit.cli import doctor
+    from trainkit.export import background
     from trainkit.run import health, job
 
-    # a run that ends waits for its trackers and exports: on a slow machine they take longer than a user would wait
-    health.TRACKER_SECONDS = job.TRACKER_SECONDS = job.AIM_HASH_SECONDS = LIMIT
+    # a run that ends waits for its trackers and exports, and `doctor` for a process that imports jax: on a slow machine
+    # they take longer than a user would wait
+    health.TRACKER_SECONDS = job.TRACKER_SECONDS = job.AIM_HASH_SECONDS = doctor.PATIENCE = LIMIT
+    # an export at the lowest priority gets nothing of processors that the other tests fill, and a test waits for it
+    background.NICENESS = 0
     assert "huggingface_hub" not in sys.modules, "it reads HF_HUB_OFFLINE and others when it is imported"
     gc.collect()
     gc.freeze()

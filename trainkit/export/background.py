@@ -26,6 +26,8 @@ from trainkit.rundir.directory import EXPORTS, as_typed
 
 #: The output of the exporting processes, in the run's directory.
 OUTPUT = "export.log"
+#: Everything else on the machine runs first.
+NICENESS = 19
 #: Seconds between two messages that the end of a run waits for exports.
 MESSAGE_SECONDS = 30.0
 #: How many exports may wait. Each keeps its checkpoint on the disk.
@@ -253,7 +255,7 @@ def _problem(lines: Sequence[str], code: int) -> str:
 def _lower_priority(process: int) -> None:
     """Let everything else on this machine run first, and the kernel end this process first where memory runs out."""
     with contextlib.suppress(OSError):  # it may have ended already
-        os.setpriority(os.PRIO_PROCESS, process, 19)
+        os.setpriority(os.PRIO_PROCESS, process, NICENESS)
     with contextlib.suppress(OSError):  # only Linux has this file
         Path(f"/proc/{process}/oom_score_adj").write_text("1000")
 
