@@ -1,12 +1,10 @@
-"""What is on the screen is the run as it is now: also beside a trainer that fills every processor."""
+"""What is on the screen is the run as it is now."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -29,8 +27,8 @@ from trainkit.events.log import NAME, EventLog, read
 from trainkit.events.view import View
 from trainkit.rundir.follow import SLICE_BYTES, LogFollower
 
-#: Seconds for which what is on the screen may be late here: these tests share the machine with others.
-LATE = 5.0
+#: The chart of the loss and its last value.
+CHART = re.compile(r"─ loss \d")
 
 
 @pytest.fixture
@@ -127,16 +125,6 @@ def test_a_process_that_has_taken_over_is_looked_at_at_once(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def busy() -> Iterator[None]:
-    """Every processor is wanted by another process."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-    yield
-    for other in others:
-        other.kill()
-        other.wait()
-
-
-@pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed: the terminal was not tested")
@@ -161,50 +149,33 @@ def run(tmp_path: Path) -> Iterator[Path]:
     trainer.wait()
 
 
-def ages(run: Path, screen: str, now: float) -> tuple[float, float]:
-    """For how many seconds the header, and the chart of the loss, have been behind the log on a screen as of `now`."""
-    log = [(event["t"], event["step"], event["metrics"]) for event in read(run) if event["type"] == "step"]
-    header, chart = re.search(r"step ([\d,]+) /", screen), re.search(r"─ loss (\S+)", screen)
-    assert header and chart, screen
-    step = int(header[1].replace(",", ""))
-    losses = [format_value("train/loss", metrics["train/loss"]) for _, _, metrics in log]
-    shown = len(losses) - losses[::-1].index(chart[1])
-    missed = [t for t, later, _ in log if later > step], [t for t, _, _ in log[shown:]]
-    return now - min([now, *missed[0]]), now - min([now, *missed[1]])
+def step_of(screen: str) -> int:
+    """Return the step in the header; 0 as long as there is none."""
+    header = re.search(r"step ([\d,]+) /", screen)
+    return int(header[1].replace(",", "")) if header else 0
 
 
-@pytest.mark.usefixtures("busy")
-def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(run: Path, terminal: Terminal) -> None:
+def shows_the_end(run: Path, screen: str) -> bool:
+    """Return whether the header and the chart of the loss are those of the last step in the log."""
+    last = [event for event in read(run) if event["type"] == "step"][-1]
+    loss = format_value("train/loss", last["metrics"]["train/loss"])
+    return step_of(screen) == last["step"] and f"─ loss {loss}" in screen
+
+
+def test_a_screen_follows_a_run_its_commands_and_its_end(run: Path, terminal: Terminal) -> None:
+    """How many seconds it is behind beside busy processors: `scripts/bench/dashboard.py ages`."""
     terminal.resize(130, 40)
     terminal.trainkit("watch live")
-    terminal.until(lambda screen: "● running" in screen and re.search(r"─ loss \d", screen) is not None)
-    found = []
-    for _ in range(40):
-        time.sleep(0.25)
-        now = time.time()
-        found.append(ages(run, terminal.screen(), now))
-    header, chart = zip(*found, strict=True)
-    assert statistics.median(header) < 1.0 and max(header) < LATE, found
-    assert statistics.median(chart) < 2.0 and max(chart) < LATE, found
-
-    def within(text: str) -> str:
-        deadline = time.monotonic() + LATE
-        while text not in (screen := terminal.screen()):
-            assert time.monotonic() < deadline, screen
-            time.sleep(0.05)
-        return screen
-
+    first = step_of(terminal.until(lambda screen: "● running" in screen and CHART.search(screen) is not None))
+    terminal.until(lambda screen: step_of(screen) > first + 7)
     terminal.press("p")
-    within("‖ paused")
+    terminal.until(lambda screen: "‖ paused" in screen)
     terminal.press("p")
-    within("● running")
+    terminal.until(lambda screen: "● running" in screen)
     for page in "2121":  # who turns pages sees the log go on
         terminal.press(page)
-        terminal.until(lambda screen, page=page: (re.search(r"─ loss \d", screen) is not None) == (page == "1"))
-    assert ages(run, terminal.screen(), time.time())[0] < LATE
+        first = step_of(terminal.until(lambda screen, page=page: (CHART.search(screen) is not None) == (page == "1")))
+        terminal.until(lambda screen, first=first: step_of(screen) > first)
     assert send(run, "stop").ok
-    within("■ stopped")
-    deadline = time.monotonic() + LATE
-    while max(ages(run, terminal.screen(), time.time())) > 0:
-        assert time.monotonic() < deadline, "beside the end stands what was before it"
-        time.sleep(0.1)
+    terminal.until(lambda screen: "■ stopped" in screen)
+    terminal.until(lambda screen: shows_the_end(run, screen))
