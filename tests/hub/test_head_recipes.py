@@ -111,6 +111,22 @@ def test_a_head_of_another_width_is_refused_unless_a_new_one_is_asked_for(place:
         loaded(('"sequence-classification"\nclasses = 3', '"masked-lm"'), ('document = { type = "labelled" }', ""))
 
 
+@pytest.mark.parametrize("task", ["sequence", "token"])
+def test_a_class_that_the_checkpoint_has_by_another_number_is_refused(place: Path, task: str) -> None:
+    """The keys of id2label may be in any order, and case does not tell classes apart."""
+    checkpoint(Head(task, 3, ("NO", "maybe", "YES")))
+    file = Path("base", "config.json")
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"id2label": dict(reversed(config["id2label"].items()))}))
+    documents = [] if task == "sequence" else [('"sequence-class', '"token-class'), ('"labelled"', '"tagged"')]
+    with pytest.raises(TrainkitError, match='class "yes" as number 2, and the task as 0') as caught:
+        loaded(("classes = 3", 'classes = ["yes", "maybe", "no"]'), *documents)
+    assert caught.value.where.endswith("base/config.json") and "NO, maybe, YES" in caught.value.problem
+    same = 'classes = ["no", "maybe", "yes"]'
+    for fitting in (same, "classes = 3", 'classes = ["yes", "maybe", "no"]\nnew_head = true'):
+        assert loaded(("classes = 3", fitting), *documents).model.head.width == 3
+
+
 def test_a_checkpoint_without_the_head_is_said_to_begin_it_at_random(place: Path) -> None:
     checkpoint(None)
     assert any("BertForSequenceClassification has beyond it begins at random" in note for note in notes(loaded()))

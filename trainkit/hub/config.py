@@ -9,6 +9,7 @@ writes it as 0.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,42 @@ def head_of(config: Config, family: Family) -> Head:
     architectures = {name.lower() for name in config.get("architectures") or []}
     for kind, table in family.heads.items():
         if table.architecture.lower() in architectures:
-            names = config.get("id2label") or {}
+            names = _class_names(config)
             # transformers leaves as many classes without names out as a family usually has
             width = len(names) or int(config.get("num_labels", family.defaults.get("num_labels", 2)))
-            return Head(kind, width, tuple(map(str, names.values())), problem=config.get("problem_type"))
+            return Head(kind, width, names, problem=config.get("problem_type"))
     return TOKENS
+
+
+def _class_names(config: Config) -> tuple[str, ...]:
+    """Return the names of a head's classes in the order of their numbers; none if the config has none."""
+    names = config.get("id2label") or {}
+    if not (isinstance(names, dict) and {str(key) for key in names} == set(map(str, range(len(names))))):
+        raise TrainkitError(
+            f"id2label = {json.dumps(names)[:80]} is not a table of names by number",
+            where="config.json of the checkpoint",
+            hint='restore it: {"0": "first class", "1": "second class"}',
+        )
+    return tuple(str(names[key]) for key in sorted(names, key=int))
+
+
+def moved_class(head: Head, wanted: Head, where: str) -> TrainkitError | None:
+    """Return the error for a head that has a class of the task under another number; None if there is no such class."""
+    found = {name.casefold(): number for number, name in enumerate(head.names)}
+    for number, name in enumerate(wanted.names):
+        if found.get(name.casefold(), number) != number:
+            return TrainkitError(
+                f'the head of the checkpoint has the class "{name}" as number {found[name.casefold()]}, and the task as'
+                f" {number}: id2label names {_listed(head.names)}, and the recipe {_listed(wanted.names)}",
+                where=where,
+                hint="name the classes in the order of the checkpoint, or begin with a new last layer,"
+                " [task] new_head = true",
+            )
+    return None
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def other_width(classes: int, wanted: int, where: str) -> TrainkitError:

@@ -37,11 +37,11 @@ def load(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> Load
 
 
 def check_head(recipe: Recipe) -> None:
-    """Raise TrainkitError if the model's checkpoint has a head for another purpose, or for another number of
-    classes."""
+    """Raise TrainkitError if the model's checkpoint has a head for another purpose, for another number of classes, or
+    for the same classes by other numbers."""
     if (found := _config_of(recipe)) is None:
         return
-    from trainkit.hub.config import head_of, other_width
+    from trainkit.hub.config import head_of, moved_class, other_width
 
     config, family, where = found
     head, wanted = head_of(config, family), recipe.model.head
@@ -52,8 +52,12 @@ def check_head(recipe: Recipe) -> None:
             where=where,
             hint=f"take a checkpoint of {family.architecture}, or a task with classes",
         )
-    if head.kind == wanted.kind and head.width != wanted.width and not wanted.new:
+    if head.kind != wanted.kind or wanted.new:
+        return
+    if head.width != wanted.width:
         raise other_width(head.width, wanted.width, where)
+    if (error := moved_class(head, wanted, where)) is not None:
+        raise error
 
 
 def _config_of(recipe: Recipe) -> tuple[Config, Family, str] | None:
