@@ -16,7 +16,7 @@ from trainkit.data.documents.templates import RowReading, check, make_document, 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat, Prompt, Template
 from trainkit.recipe.sections.document_spec import Document
-from trainkit.recipe.sections.labelled_documents import Image, Labelled
+from trainkit.recipe.sections.labelled_documents import Image, Labelled, QuestionInContext, Tagged
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -176,6 +176,14 @@ def test_documents_that_are_learned_in_part_are_known_by_how_they_become_tokens(
     monkeypatch.setattr(templates, "_LEARNED_IN_PART", "another way")
     after = [RowReading(document=document).signature for document in documents]
     assert [a != b for a, b in zip(before, after, strict=True)] == [True, True, False]
+
+
+def test_a_cache_of_questions_whose_tokens_had_one_answer_each_is_not_used():
+    question, tagged = QuestionInContext(type="question"), Tagged(type="tagged")
+    before = [[[], each.model_dump(mode="json"), None, None, "", None, None] for each in (question, tagged)]
+    kept = [*before[0], templates._LEARNED_IN_PART, templates._TEXTS_ARE_DIVIDED]
+    assert RowReading(document=question).signature == [*kept, question.read_as] and question.read_as
+    assert RowReading(document=tagged).signature == [*before[1], templates._LEARNED_IN_PART]
 
 
 @pytest.mark.parametrize("nothing", [{}, {"input": None}, {"input": ""}, {"input": " \n"}])

@@ -76,6 +76,8 @@ class RowReading:
             parts.append(_TEXTS_ARE_DIVIDED)
         if document_spec is not None and document_spec.sequences > 2:
             parts.append(_NEGATIVES_ARE_ALIKE)
+        if document_spec is not None and document_spec.read_as:
+            parts.append(document_spec.read_as)
         code = document_spec and plugin_digest(document_spec)
         return [*parts, ["plugin", code]] if code else parts
 

@@ -49,6 +49,9 @@ class DocumentSpec(Spec):
     """The types of `data.encoding` that make examples of it."""
     later_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys that did not exist at first: caches made before are used as long as these have their default."""
+    read_as: ClassVar[str] = ""
+    """How its rows become tokens and labels, if an earlier version did it otherwise: no cache made before is taken for
+    one of this version."""
 
     @property
     def has_answers(self) -> bool:

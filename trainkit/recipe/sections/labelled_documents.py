@@ -150,6 +150,7 @@ class QuestionInContext(DocumentSpec):
 
     implementation: ClassVar[str] = "trainkit.data.documents.question"
     examples: ClassVar[str] = "trainkit.data.batches.questions:question_examples"
+    read_as: ClassVar[str] = "a token of two answers has both"
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
     token_labels: ClassVar[bool] = True
