@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import data_room as room
 import psutil
@@ -326,3 +327,20 @@ def test_ctrl_c_ends_the_command_with_the_cluster_that_it_started_and_what_was_f
     assert not psutil.wait_procs(started, timeout=LIMIT)[1]
     assert len(room.stored(tmp_path)) == 1
     assert not list((tmp_path / "cache/shards").glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("during", ["init", "work", "shutdown"])
+def test_ctrl_c_stays_an_interrupt_where_ray_drops_it_or_fails_because_of_it(during, monkeypatch):
+    def interrupted(now: str) -> None:
+        if now == during:
+            with contextlib.suppress(KeyboardInterrupt):  # as Python does in a destructor
+                signal.raise_signal(signal.SIGINT)
+            raise ValueError("a worker ended")
+
+    steps = {"init": lambda *_, **__: interrupted("init"), "shutdown": lambda: interrupted("shutdown")}
+    fake = SimpleNamespace(is_initialized=lambda: False, **steps)
+    monkeypatch.setattr(ray_engine, "_import", lambda: fake)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), ray_engine.cluster():
+        interrupted("work")
+    assert signal.getsignal(signal.SIGINT) is before

@@ -7,12 +7,15 @@ one huge file among all cores, and start in no time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -49,6 +52,45 @@ class Stop:
     def set(self) -> None:
         """Ask the jobs to end."""
         self._event.set()
+
+
+class Interrupt:
+    """Whether a Ctrl-C came."""
+
+    came = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt after a Ctrl-C."""
+        if self.came:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def remember_interrupt() -> Iterator[Interrupt]:
+    """Raise KeyboardInterrupt at the end of the block, or in place of its error, if a Ctrl-C came within it.
+
+    Python drops a KeyboardInterrupt that comes during a destructor or a callback, and a library may turn it into an
+    error of its own: workers of Ray, which a terminal interrupts too, report that their tasks were cancelled.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        interrupt.came = True
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield interrupt
+        interrupt.check()
+    except BaseException as error:
+        if interrupt.came and not isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Outcome(Generic[T]):

@@ -25,7 +25,7 @@ from trainkit.data import storage
 from trainkit.data.cache import shards
 from trainkit.data.cache.encode import CacheWork, Engine
 from trainkit.data.cache.shards import Encoding, Parts
-from trainkit.data.jobs import LATER, Later, Reporter, Stop
+from trainkit.data.jobs import LATER, Interrupt, Later, Reporter, Stop, remember_interrupt
 from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
@@ -60,17 +60,19 @@ def cluster(address: str | None = None, *, workers: int | None = None) -> Iterat
 
     Raises:
         TrainkitError: Ray is not installed, or the cluster cannot be reached or started.
+        KeyboardInterrupt: after a Ctrl-C, whatever Ray makes of it.
     """
-    ray = _import()
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    connected = ray.is_initialized()
-    if not connected:
-        _connect(ray, address, workers)
-    try:
-        yield partial(_run, ray, workers)
-    finally:
+    with remember_interrupt() as interrupt:
+        ray = _import()
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        connected = ray.is_initialized()
         if not connected:
-            ray.shutdown()
+            _connect(ray, address, workers)
+        try:
+            yield partial(_run, ray, workers, interrupt)
+        finally:
+            if not connected:
+                ray.shutdown()
 
 
 def _import() -> Any:
@@ -191,6 +193,7 @@ def _load_tokenizer(tokenizer: bytes) -> LoadedTokenizer | None:
 def _run(
     ray: Any,
     workers: int | None,
+    interrupt: Interrupt,
     work: Sequence[CacheWork],
     *,
     wanted: Callable[[int], bool],
@@ -210,6 +213,7 @@ def _run(
         try:
             while waiting or running:
                 stop.check()
+                interrupt.check()
                 while waiting and len(running) < size.look():
                     index = waiting.popleft()
                     item = work[index]
