@@ -65,17 +65,20 @@ def attempt(
         TrainkitError: something is wrong with the recipe, the data or the machine; the log says so too.
     """
     signal = Signals()
-    with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
-        loaded = loaded or recipe_of(directory)
-        number = hosts.from_first(lambda: last_attempt(directory) + 1)
-        log = (
-            EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
-            if hosts.is_first()
-            else SilentLog(attempt=number)
-        )
-        with contextlib.ExitStack() as afterwards:
-            afterwards.callback(log.close)
-            return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+    try:
+        with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
+            loaded = loaded or recipe_of(directory)
+            number = hosts.from_first(lambda: last_attempt(directory) + 1)
+            log = (
+                EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
+                if hosts.is_first()
+                else SilentLog(attempt=number)
+            )
+            with contextlib.ExitStack() as afterwards:
+                afterwards.callback(log.close)
+                return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+    except StopBeforeTraining:  # before the attempt was announced, or once more while it ended
+        return signal.exit_code
 
 
 @contextlib.contextmanager
@@ -125,10 +128,10 @@ def _run_to_end(
     resumed_from = hosts.from_first(
         lambda: last_step(directory) if start.step is not None else newest.step if newest else None
     )
-    announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
-    for plugin in loaded.plugins:
-        log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
     try:
+        announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
+        for plugin in loaded.plugins:
+            log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
         with _imports_that_stay():
