@@ -15,15 +15,19 @@ import pytest
 from data_room import write_rows
 from paired_rows import recipe_text
 from reference import Reference
-from test_classification_run import SIZES, VOCAB, tokenizer
-from trainer import WORDS, evaluations, losses, run_of, trainkit
+from test_classification_run import SIZES, SPECIAL, VOCAB, tokenizer
+from trainer import WORDS, evaluations, inputs_copied, losses, run_of, trainkit
 
 from trainkit import models
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
+from trainkit.export.adapter import export_adapter
+from trainkit.export.model import export
 from trainkit.hub.load import load_params, read_spec
+from trainkit.hub.peft import WEIGHTS
+from trainkit.hub.safetensors import Tensors, read_header
 from trainkit.hub.save import save
 from trainkit.plan.split import check_split
 from trainkit.recipe.families.bert import Bert
@@ -91,6 +95,32 @@ def test_queries_find_held_out_positives_and_transformers_gives_the_same_vectors
     cosines = one @ other.T / np.outer(np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1))
     assert (cosines.argmax(1) == np.arange(32)).mean() > 0.7
     np.testing.assert_allclose(vectors(place / "out", queries["ids"], queries["filled"]), one, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_of_an_encoder_alone_gives_peft_the_vectors_of_the_merged_model(
+    place: Path, tmp_path: Path, reference: Reference
+) -> None:
+    inputs_copied(place, tmp_path)
+    (tmp_path / "words").mkdir()
+    (tmp_path / "base" / "tokenizer.json").rename(tmp_path / "words" / "tokenizer.json")
+    text = recipe(model='pretrained = "base"\n[tokenizer]\npath = "words"', more='[adapter]\ntype = "lora"\nrank = 4')
+    for old, new in (("steps = 30", "steps = 2"), ("every = 15", "every = 2"), ("rate = 0.003", "rate = 0.1")):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "tiny.toml").write_text(text)
+    run = run_of(tmp_path)
+    export_adapter(run, None, tmp_path / "adapter")
+    export(run, None, tmp_path / "merged", dtype="float32")
+    rows = [json.loads(line)["query"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()[:8]]
+    alone = reference.embed(tmp_path / "adapter", rows, base=str(tmp_path / "base"))
+    merged = reference.embed(tmp_path / "merged", rows)
+    assert alone["ids"] == merged["ids"]
+    assert [ids[at - 1] for ids, at in zip(alone["ids"], alone["filled"], strict=True)] == [
+        SPECIAL.index("[SEP]")
+    ] * len(rows)
+    np.testing.assert_allclose(alone["vectors"], merged["vectors"], rtol=1e-4, atol=1e-5)
+    learned = Tensors(read_header(tmp_path / "adapter" / WEIGHTS))
+    assert all(np.any(learned.view(name)) for name in learned if "lora_B" in name)
 
 
 def load_text(directory: Path, text: str):

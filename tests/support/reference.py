@@ -158,9 +158,9 @@ class Reference:
         self._ask(do="smoothed", directory=str(directory), **asked)
         return dict(np.load(directory / "smoothed.npz"))
 
-    def embed(self, directory: Path, texts: Sequence[str]) -> dict[str, Any]:
+    def embed(self, directory: Path, texts: Sequence[str], **base: str) -> dict[str, Any]:
         """Return the mean of the hidden states of each text, its ids and their number: see `torch_worker.embed`."""
-        return self._ask(do="embed", directory=str(directory), texts=list(texts))
+        return self._ask(do="embed", directory=str(directory), texts=list(texts), **base)
 
     def descend(self, directory: Path, optimizers: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the parameters where torch's optimizers end: see `torch_optimizers.descend`."""

@@ -325,9 +325,16 @@ def smoothed(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def embed(request: dict[str, Any]) -> dict[str, Any]:
-    """The mean of the last hidden states of each text, by the tokenizer and the bare model in a directory."""
+    """The mean of the last hidden states of each text, by the tokenizer and the bare model in a directory; or by the
+    masked language model `base` with the adapter in the directory."""
     directory = Path(request["directory"])
-    model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+    if "base" in request:
+        from peft import PeftModel
+
+        base = AutoModelForMaskedLM.from_pretrained(request["base"], dtype=torch.float32)
+        model = PeftModel.from_pretrained(base, directory).eval().base_model.model.base_model
+    else:
+        model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     given = tokenizer(request["texts"], return_tensors="pt", padding=True)
     hidden = model(**given).last_hidden_state.detach()

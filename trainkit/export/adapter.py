@@ -11,12 +11,11 @@ import numpy as np
 from trainkit.checkpoint.store import Info, checkpoint_of, read_checkpoint
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.export.model import draft, made_by
+from trainkit.export.model import draft, made_by, write_tokenizer
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
 from trainkit.infer.adapted import Weights, open_adapted
-from trainkit.infer.seq2seq import start_of
-from trainkit.infer.text_format import after_source, pad_of, text_format_of
+from trainkit.infer.text_format import after_source, text_format_of
 from trainkit.infer.trained_model import all_devices, weights_of
 from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
 from trainkit.models.stack import LanguageModel
@@ -70,26 +69,14 @@ def export_adapter(
         info, part, model = read_checkpoint(directory, step, read)
         peft.save(made, model, spec, recipe.adapter)
         _compare(made, model, spec)
-        after = after_source(recipe, codec)
         own = (
             texts.template is not None
             or recipe.text_tokenizer.path is None
             or recipe.text_tokenizer.path != spec.pretrained
-            or tokenizer.put_around(directory / tokenizer.TOKENIZER) != (texts.begin, after)
+            or (spec.kind != "encoder" and _puts_around(directory) != (texts.begin, after_source(recipe, codec)))
         )
         if own:
-            tokenizer.write(
-                made,
-                directory,
-                codec,
-                begin=texts.begin,
-                ends=texts.ends,
-                template=texts.template,
-                context_length=spec.context_length or recipe.data.positions,
-                pad=pad_of(recipe, codec),
-                after=after,
-                start=start_of(spec, codec) if spec.kind == "encoder-decoder" else None,
-            )
+            write_tokenizer(made, directory, recipe, codec, texts)
         text = adapter_card(
             made_by(directory, loaded, info.step, weights=part),
             recipe.adapter,
@@ -101,6 +88,11 @@ def export_adapter(
         (made / "README.md").write_text(text, encoding="utf-8")
         names = sorted(file.name for file in made.iterdir())
     return info.step, [out / name for name in names]
+
+
+def _puts_around(directory: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens that the tokenizer of a run puts before and after a text by itself."""
+    return tokenizer.put_around(directory / tokenizer.TOKENIZER)
 
 
 def _compare(written: Path, model: LanguageModel, spec: Transformer) -> None:

@@ -164,6 +164,31 @@ def made_by(directory: Path, loaded: Loaded, step: int, *, weights: Weights = "p
     )
 
 
+def write_tokenizer(
+    out: Path, directory: Path, recipe: Recipe, codec: LoadedTokenizer, texts: TextFormat
+) -> dict[str, Any]:
+    """Write the tokenizer of a run's model, and return its token ids for config.json. Raises TrainkitError."""
+    spec = recipe.language_model
+    pad, padded = pad_of(recipe, codec), not spec.predicts_tokens or spec.kind == "encoder-decoder"
+    if pad is None and codec.padding is None and padded:
+        pad = codec.end_of_text  # without one, transformers reads no batch of several texts
+    return tokenizer.write(
+        out,
+        directory,
+        codec,
+        begin=texts.begin,
+        ends=texts.ends,
+        template=texts.template,
+        context_length=spec.context_length or recipe.data.positions,
+        pad=pad,
+        encoder=spec.kind == "encoder",
+        token_types=getattr(spec, "type_rows", 0) > 1,
+        name_pad=padded,
+        after=after_source(recipe, codec),
+        start=start_of(spec, codec) if spec.kind == "encoder-decoder" else None,
+    )
+
+
 def _write(
     out: Path,
     directory: Path,
@@ -176,24 +201,7 @@ def _write(
     dtype: str,
 ) -> None:
     spec, length = recipe.language_model, recipe.data.positions
-    pad, padded = pad_of(recipe, codec), not spec.predicts_tokens or spec.kind == "encoder-decoder"
-    if pad is None and codec.padding is None and padded:
-        pad = codec.end_of_text  # without one, transformers reads no batch of several texts
-    tokens = tokenizer.write(
-        out,
-        directory,
-        codec,
-        begin=texts.begin,
-        ends=texts.ends,
-        template=texts.template,
-        context_length=spec.context_length or length,
-        pad=pad,
-        encoder=spec.kind == "encoder",
-        token_types=getattr(spec, "type_rows", 0) > 1,
-        name_pad=padded,
-        after=after_source(recipe, codec),
-        start=start_of(spec, codec) if spec.kind == "encoder-decoder" else None,
-    )
+    tokens = write_tokenizer(out, directory, recipe, codec, texts)
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     kind = spec.kind if spec.predicts_tokens else spec.head.kind

@@ -127,7 +127,8 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
     layers, theirs = list(layers), names(spec)
     config = {
         "peft_type": "LORA",
-        "task_type": "SEQ_2_SEQ_LM" if spec.kind == "encoder-decoder" else "CAUSAL_LM",
+        # PEFT has no type for masked-LM, and requires methods of a type that an encoder lacks
+        "task_type": {"encoder-decoder": "SEQ_2_SEQ_LM", "causal": "CAUSAL_LM"}.get(spec.kind),
         "base_model_name_or_path": spec.pretrained,
         "revision": spec.revision,
         "r": adapter.rank,
@@ -137,7 +138,7 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
         "use_rslora": adapter.variant == "rslora",
         "use_dora": adapter.variant == "dora",
         "fan_in_fan_out": not all(theirs[layer].transposed for layer in layers),
-        "target_modules": _target_modules(theirs, layers),
+        "target_modules": _target_modules(theirs, layers, besides=_not_adapted(spec)),
         "inference_mode": True,
         **({QUANTISED: NF4} if adapter.base == "nf4" else {}),
     }
@@ -277,19 +278,22 @@ def _layers(targets: Any, spec: Transformer) -> list[str] | None:
         return None
 
 
-def _target_modules(theirs: Mapping[str, TensorName], layers: list[str]) -> list[str] | str:
-    """Return the ends of the names of these layers or, where others end the same, a pattern for whole names."""
-    ends = sorted(_shortest_ends(theirs, layers))
+def _target_modules(theirs: Mapping[str, TensorName], layers: list[str], besides: list[str]) -> list[str] | str:
+    """Return the ends of the names of these layers or, where others end the same, a pattern for whole names.
+
+    `besides` are the names of layers outside the blocks.
+    """
+    ends = sorted(_shortest_ends(theirs, layers, besides))
     if not any("{" in end for end in ends):
         return ends
     whole = (re.escape(theirs[layer].theirs.removesuffix(".weight")) for layer in layers)
     return "|".join(name.replace(re.escape("{layer}"), r"\d+") for name in whole)
 
 
-def _shortest_ends(theirs: Mapping[str, TensorName], layers: list[str]) -> set[str]:
+def _shortest_ends(theirs: Mapping[str, TensorName], layers: list[str], besides: list[str]) -> set[str]:
     """Return what PEFT has to adapt: the shortest ends of names that mean these layers and no others."""
     ends = {layer: name.theirs.removesuffix(".weight").split(".") for layer, name in theirs.items()}
-    others = [end for layer, end in ends.items() if layer not in layers]
+    others = [*(end for layer, end in ends.items() if layer not in layers), *(name.split(".") for name in besides)]
 
     def shortest(end: list[str]) -> str:
         length = next(n for n in range(1, len(end) + 1) if all(end[-n:] != other[-n:] for other in others))
