@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement, hosts
 
 
 class Absent:
@@ -29,12 +29,12 @@ class Absent:
 def test_a_process_that_cannot_share_its_error_waits_for_the_others_no_more(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(hosts, "_group", hosts._Group(Absent(), number, 2))
-    monkeypatch.setattr(hosts, "_MEETING", -1.0)
+    monkeypatch.setattr(hosts, "_group", hosts.ProcessGroup(Absent(), number, 2))
+    monkeypatch.setattr(agreement, "_MEETING", -1.0)
     error = ValueError("of this process")
-    assert hosts.share(error) is error
+    assert agreement.share(error) is error
     with pytest.raises(hosts.ProcessEnded, match="no longer waits"):
-        hosts.gather(1)  # what saves the state after an error
+        agreement.gather(1)  # what saves the state after an error
     if number:
         with pytest.raises(hosts.ProcessEnded, match="no longer waits"):
             hosts.from_first(lambda: 1)

@@ -16,7 +16,7 @@ from trainkit.checkpoint.arrays import Box, describe
 from trainkit.checkpoint.leaves import Template, leaf_of, named_leaves
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Leaf, Manifest
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement, hosts
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def restore_newest(
         except DamagedCheckpoint as error:
             problem = error.problem
         # each process reads its own parts: the checkpoint is whole only if all of them can
-        problem = hosts.first_problem(f"restored/{directory.name}", problem)
+        problem = agreement.first_problem(f"restored/{directory.name}", problem)
         if restored is not None and problem is None:
             return restored
         on_damaged(directory, DamagedCheckpoint(problem or "", where=str(directory)))

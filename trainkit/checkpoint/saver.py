@@ -23,7 +23,7 @@ from trainkit.checkpoint.leaves import leaf_of, named_leaves
 from trainkit.checkpoint.manifest import FORMAT, KINDS, Kind, Leaf, Manifest
 from trainkit.checkpoint.snapshot import copy_leaves, parts, plain
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement, hosts
 
 #: The arrays of a checkpoint, each with the shape of a shard.
 Created: TypeAlias = dict[str, tuple[Leaf, tuple[int, ...]]]
@@ -114,7 +114,7 @@ class Saver:
             return
         leaves = named_leaves(state)
         manifest = _manifest(leaves, step=step, kind=kind, provenance=provenance)
-        if hosts.agree(ready=self._copy(leaves)):
+        if agreement.agree(ready=self._copy(leaves)):
             self._in_flight = self._thread.submit(self._write, manifest, started)
         else:  # in all processes, even if only one has no memory
             self._save_in_place(leaves, manifest, started)
@@ -193,7 +193,7 @@ class Saver:
                 write()
         except Exception as error:  # whatever it is, the others wait for this process
             problem = error
-        said = hosts.first_problem(f"save/{self._saves}/{part}", arrays.message_of(problem) if problem else None)
+        said = agreement.first_problem(f"save/{self._saves}/{part}", arrays.message_of(problem) if problem else None)
         if said is not None:
             # an error of another kind, as of a lack of memory, is a failed save too, which is tried again
             as_it_is = hosts.count() == 1 and isinstance(problem, OSError | ValueError | TrainkitError)

@@ -19,7 +19,7 @@ from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
 from trainkit.models.casting import cast
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
@@ -181,7 +181,7 @@ class Evaluator:
             sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
             predictions, items = PredictionTable(), GatheredItems()
             for index in range(len(data)):
-                batch = hosts.make_together(partial(data.batch, index))
+                batch = agreement.make_together(partial(data.batch, index))
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = whole_to_device(rows, sharding=self._sharding)

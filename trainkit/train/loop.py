@@ -13,7 +13,7 @@ from jax.errors import JaxRuntimeError
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement, hosts
 from trainkit.recipe import Recipe
 from trainkit.rundir.owed import NOTHING, Owed, falls_on
 from trainkit.train.best import BestSoFar
@@ -144,7 +144,7 @@ def train(state: State, job: Job) -> Outcome:
         if hosts.count() > 1 and isinstance(error, JaxRuntimeError):
             hosts.depart()
             raise
-        failed = hosts.share(error)
+        failed = agreement.share(error)
         if step > first:
             _rescue(state, step, job)
         if failed is error:
@@ -164,7 +164,7 @@ def _rescue(state: State, step: int, job: Job) -> None:
     """Save a state that survived an error in all processes, so that no steps are lost."""
     failed = any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
     try:
-        if set(hosts.gather(None if failed else step)) != {step}:
+        if set(agreement.gather(None if failed else step)) != {step}:
             return  # the step itself failed
         job.metrics.flush()
         job.checkpointing.save_and_wait(state, step, last=False)

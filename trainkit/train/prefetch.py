@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement
 from trainkit.plan import BatchSplit
 
 #: Seconds of one wait for a batch. Between two waits the loop handles signals and commands.
@@ -137,7 +137,7 @@ class Prefetch:
             with contextlib.suppress(queue.Empty):
                 self._item = self._ready.get(timeout=PATIENCE)
         error = self._item if isinstance(self._item, BaseException) else None
-        if not hosts.agree(error, ready=self._item is not None):  # another process may still wait for its batch
+        if not agreement.agree(error, ready=self._item is not None):  # another process may still wait for its batch
             return Fed(None, {}, waited=time.perf_counter() - started)
         item, self._item = self._item, None
         assert item is not None and not isinstance(item, BaseException), "all processes have a batch"

@@ -1,0 +1,123 @@
+"""Agreement between the processes of one run: what one of them knows, such as an error, and all must act on alike.
+
+Before every computation of all devices, each process says whether it can take part (`agree`). So an error in one of
+them, such as a disk that fails, is known to all while none of them waits for a device, and they end alike.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from trainkit.errors import FAILED, TrainkitError
+from trainkit.parallel import hosts
+from trainkit.parallel.hosts import FirstFailed, ProcessEnded, ProcessFailed, ProcessGroup
+
+T = TypeVar("T")
+#: Seconds that a process waits after an error for the others, which may be waiting for it within a computation.
+_MEETING = 600.0
+
+
+def agree(error: BaseException | None = None, *, ready: bool = True) -> bool:
+    """Return whether all processes are `ready`, once all of them have called this.
+
+    Only main threads may call this, and all processes must make the same calls in the same order.
+
+    Raises:
+        ProcessFailed: one of the processes has an `error`. A single process raises its error itself.
+    """
+    group = hosts.group()
+    if group is None:
+        if error is not None:
+            raise error
+        return ready
+    return _agreed(group, error, ready=ready, until=None)
+
+
+def make_together(make: Callable[[], T]) -> T:
+    """Return what `make` returns in this process, once it has returned in all of them. Raises as `agree`."""
+    try:
+        value = make()
+    except Exception as error:
+        agree(error)
+        raise
+    agree()
+    return value
+
+
+def gather(value: T) -> list[T]:
+    """Return the values of all processes by their number, once all of them have called this, as `agree`."""
+    group = hosts.group()
+    return [value] if group is None else _gathered(group, value, until=None)
+
+
+def share(error: BaseException) -> BaseException:
+    """Return the error with which all processes end when this one has failed: that of the process that failed first.
+
+    Each process calls this once after an error, wherever it was. Afterwards all of them make the same calls again,
+    unless one did not come: then this one waits for the others no more.
+    """
+    group = hosts.group()
+    if group is None or isinstance(error, ProcessFailed):
+        return error
+    if not group.number:
+        group.decide(None, error)  # the others may be waiting for this decision
+    try:
+        own = None if isinstance(error, FirstFailed) else error
+        _agreed(group, own, ready=True, until=time.monotonic() + _MEETING)
+    except ProcessEnded:
+        hosts.depart()
+        return error
+    except ProcessFailed as failed:
+        return failed
+    return error
+
+
+def first_problem(name: str, problem: str | None) -> str | None:
+    """Wait until all processes call this, and return the first problem that one of them reports; None if none does.
+
+    Any thread may call this. Each name may be used once.
+    """
+    group = hosts.group()
+    if group is None:
+        return problem
+    group.client.key_value_set_bytes(f"trainkit/{name}/{group.number}", pickle.dumps(problem))
+    problems = [pickle.loads(group.receive(f"trainkit/{name}/{number}")) for number in range(group.count)]
+    return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
+
+
+def _agreed(group: ProcessGroup, error: BaseException | None, *, ready: bool, until: float | None) -> bool:
+    replies = _gathered(group, (ready, None if error is None else _as_failed(group, error)), until=until)
+    for _, failed in replies:
+        if failed is not None:
+            problem, where, hint, code = failed
+            raise ProcessFailed(problem, where=where, hint=hint, exit_code=code) from error
+    return all(each for each, _ in replies)
+
+
+def _as_failed(group: ProcessGroup, error: BaseException) -> tuple[str, str, str, int]:
+    """Return the problem, place, hint and exit code of an error in this process."""
+    place = f"process {group.number} on {socket.gethostname()}"
+    if isinstance(error, TrainkitError):
+        return f"{place}: {error.problem}", error.where, error.hint, error.exit_code
+    return f"{place}: {type(error).__name__}: {error}", "", "", FAILED
+
+
+def _gathered(group: ProcessGroup, value: T, *, until: float | None) -> list[T]:
+    group.require_presence()
+    meeting = f"trainkit/meeting/{group.meetings}"
+    group.meetings += 1
+    if group.number:
+        group.client.key_value_set_bytes(f"{meeting}/{group.number}", pickle.dumps(value))
+        # after an error a process has received fewer decisions than the others
+        values, group.decisions = pickle.loads(group.receive(f"{meeting}/all", until=until))
+        return values  # type: ignore[no-any-return]
+    others = [group.receive(f"{meeting}/{number}", until=until) for number in range(1, group.count)]
+    values = [value, *map(pickle.loads, others)]
+    group.client.key_value_set_bytes(f"{meeting}/all", pickle.dumps((values, group.decisions)))
+    if group.meetings > 1:  # all have left the meeting before
+        group.client.key_value_delete(f"trainkit/meeting/{group.meetings - 2}")
+    return values
