@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -24,14 +23,14 @@ from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statist
 from trainkit.recipe.sections.run import Plugins, Run
 from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.schedule_spec import Schedule
-from trainkit.recipe.sections.schedules import Schedules, check_scheduled
+from trainkit.recipe.sections.schedules import Schedules
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.stages import Stages
 from trainkit.recipe.sections.sweep import Sweep
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Parallel, Precision, Train
-from trainkit.recipe.spec import MissingKey, Spec, type_of
+from trainkit.recipe.spec import MissingKey, Spec
 from trainkit.recipe.union import members_at
 
 #: Keys that came after fingerprints were first recorded, with their defaults, which change no fingerprint: a sweep that
@@ -94,10 +93,8 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_optimizer_has_what_is_scheduled(self) -> Recipe:
-        for name, schedule in self.optimizer_schedules.items():
-            rules = members_at(type(self), "optimizer")
-            having = [type_of(rule) for rule in rules if name == "weight_decay" or name in rule.schedulable]
-            check_scheduled(name, schedule, self.optimizer, having=having)
+        if self.schedules is not None:
+            self.schedules.check_optimizer(self.optimizer, partial(members_at, type(self), "optimizer"))
         return self
 
     @model_validator(mode="after")
@@ -181,18 +178,8 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_sweep_has_a_metric(self) -> Recipe:
-        if self.sweep is None:
-            return self
-        known = ["train/loss", *self.evaluate.computed(self.task, self.data)]
-        if self.sweep.metric is not None and self.sweep.metric not in known:
-            near = ", ".join(get_close_matches(self.sweep.metric, known, n=5, cutoff=0.0))
-            raise ValueError(f'sweep.metric = "{self.sweep.metric}" is never computed: the trials compute {near}')
-        by_validation = self.sweep.metric != "train/loss" if self.sweep.metric else bool(self.data.validation_names)
-        if self.sweep.prune is not None and by_validation and self.evaluate.every is None:
-            raise ValueError(
-                f'sweep.prune = "{self.sweep.prune}" compares trials at evaluations on the way, and there are none: set'
-                " evaluate.every"
-            )
+        if self.sweep is not None:
+            self.sweep.check_metric(self.evaluate, self.task, self.data)
         return self
 
     @model_validator(mode="after")
@@ -206,27 +193,13 @@ class Recipe(Spec):
     def _the_adapter_scales_no_rate_that_belongs_to_a_rule(self) -> Recipe:
         if self.adapter is not None and self.adapter.learning_rate_ratio != 1:
             shapes = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.positions)
-            for rule in (self.optimizer.owner(name, shape) for name, shape in shapes.items()):
-                if rule.owns_rate:
-                    raise ValueError(
-                        f"adapter.learning_rate_ratio = {self.adapter.learning_rate_ratio:g} cannot scale"
-                        f' "{rule.type}", which has one learning rate for all parameters: leave it out'
-                    )
+            self.adapter.check_rates(self.optimizer.owner(name, shape) for name, shape in shapes.items())
         return self
 
     @model_validator(mode="after")
     def _the_average_fits(self) -> Recipe:
-        if self.average is None:
-            return self
-        if self.train.is_timed and isinstance(self.average.start, float):
-            raise ValueError(
-                f"average.start = {self.average.start} is a fraction of a run whose length is a time: give a step"
-            )
-        if self.optimizer.averages_itself is not None:
-            raise ValueError(
-                f'average.type = "{self.average.type}" has no use beside optimizer.type = "{self.optimizer.type}",'
-                " which computes an average itself: remove the section [average]"
-            )
+        if self.average is not None:
+            self.average.check(self.train, self.optimizer)
         return self
 
     @model_validator(mode="after")
@@ -248,24 +221,8 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
-    def _fp8_reaches_most_of_the_model(self) -> Recipe:
-        if self.precision.compute == "fp8":
-            if not isinstance(self.model, Transformer):
-                raise ValueError(
-                    f'precision.compute = "fp8" is for transformers, and not for model.type = "{self.model.type}"'
-                    f' ({self.model.kind}): write "bfloat16"'
-                )
-            if self.model.has_experts:
-                raise ValueError(
-                    'precision.compute = "fp8" leaves experts, most of the work, as they are: write "bfloat16"'
-                )
-            if self.adapter is not None and self.adapter.base == "nf4":
-                raise ValueError('precision.compute = "fp8" does not work with adapter.base = "nf4": write "bfloat16"')
-            if (compares := self.optimizer.needs_exact_gradients) is not None:
-                raise ValueError(
-                    f'precision.compute = "fp8" is too coarse for "{compares}", which compares gradients at parameters'
-                    ' that differ little: write "bfloat16"'
-                )
+    def _the_precision_fits(self) -> Recipe:
+        self.precision.check(self.model, self.adapter, self.optimizer)
         return self
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import Count, Positive, Rate, Spec
 
@@ -55,6 +56,15 @@ class Lora(Spec):
     def scale(self) -> float:
         """Return the factor of the product of the two matrices."""
         return self.alpha / (self.rank**0.5 if self.variant == "rslora" else self.rank)
+
+    def check_rates(self, rules: Iterable[OptimizerSpec]) -> None:
+        """Raise ValueError if one of the rules that update its matrices has a rate that it cannot scale."""
+        for rule in rules:
+            if rule.owns_rate:
+                raise ValueError(
+                    f"adapter.learning_rate_ratio = {self.learning_rate_ratio:g} cannot scale"
+                    f' "{rule.type}", which has one learning rate for all parameters: leave it out'
+                )
 
 
 Adapter = Lora

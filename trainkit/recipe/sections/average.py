@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.schedule_spec import Span, counted
+from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Count, Spec
 from trainkit.recipe.union import OneOf
 
@@ -28,6 +30,16 @@ class AverageSpec(Spec):
     def first_step(self, steps: int) -> int:
         """Return the step at which averaging begins in a run of `steps`."""
         return counted(self.start, steps)
+
+    def check(self, train: Train, optimizer: OptimizerSpec) -> None:
+        """Raise ValueError if the run's length does not give its start, or the optimizer computes an average itself."""
+        if train.is_timed and isinstance(self.start, float):
+            raise ValueError(f"average.start = {self.start} is a fraction of a run whose length is a time: give a step")
+        if optimizer.averages_itself is not None:
+            raise ValueError(
+                f'average.type = "{self.type}" has no use beside optimizer.type = "{optimizer.type}", which computes an'
+                " average itself: remove the section [average]"
+            )
 
     @abstractmethod
     def share(self, count: Any) -> Any:

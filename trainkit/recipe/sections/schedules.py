@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from trainkit.errors import TrainkitError
@@ -11,7 +11,7 @@ from trainkit.recipe.sections.data import Concatenate, Data, Pad
 from trainkit.recipe.sections.schedule_spec import Schedule
 from trainkit.recipe.sections.stages import Points, StageList, check_stages
 from trainkit.recipe.sections.train import Train
-from trainkit.recipe.spec import Spec
+from trainkit.recipe.spec import Spec, type_of
 
 
 class Schedules(Spec):
@@ -83,6 +83,21 @@ class Schedules(Spec):
                 )
         self._check_mixture(data)
 
+    def check_optimizer(self, optimizer: OptimizerSpec, rules: Callable[[], Sequence[type[OptimizerSpec]]]) -> None:
+        """Raise ValueError if the optimizer lacks a value to scale, or if a scaled average would take in nothing.
+
+        Args:
+            rules: returns the specs of all optimizers.
+        """
+        for name, schedule in self.of_optimizer.items():
+            if not optimizer.scheduled_values(name):
+                having = (rule for rule in rules() if name == "weight_decay" or name in rule.schedulable)
+                raise ValueError(
+                    f'schedules.{name}: optimizer.type = "{optimizer.type}" has nothing to scale; those that have are'
+                    f" {', '.join(map(type_of, having))}"
+                )
+            _check_scaled(name, schedule, optimizer.scheduled_values(name))
+
     def _check_mixture(self, data: Data) -> None:
         names = [source.name for source in data.train if source.name is not None]
         for name, points in (self.mixture or {}).items():
@@ -96,18 +111,8 @@ class Schedules(Spec):
                 raise ValueError(f"schedules.mixture.{name} must list its steps in rising order, found {steps}")
 
 
-def check_scheduled(name: str, schedule: Schedule, optimizer: OptimizerSpec, *, having: Sequence[str]) -> None:
-    """Raise ValueError if the optimizer has no such value to scale, or if a scaled average would take in nothing.
-
-    Args:
-        having: the types of the optimizers that have such a value.
-    """
-    values = optimizer.scheduled_values(name)
-    if not values:
-        raise ValueError(
-            f'schedules.{name}: optimizer.type = "{optimizer.type}" has nothing to scale; those that have are'
-            f" {', '.join(having)}"
-        )
+def _check_scaled(name: str, schedule: Schedule, values: Mapping[str, float]) -> None:
+    """Raise ValueError if all values are 0, or if the decay of an average would reach 1."""
     if not any(values.values()):
         raise ValueError(f"schedules.{name} scales optimizer.{next(iter(values))}, which is 0: set it too")
     greatest = schedule.greatest_ratio

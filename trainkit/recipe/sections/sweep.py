@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.evaluate import Evaluate
+from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.spec import Count, Spec
 
 SweptValue: TypeAlias = bool | int | float | str | tuple[bool | int | float | str, ...]
@@ -107,3 +111,16 @@ class Sweep(Spec):
                     f'sweep.parameters: a grid needs to know how many values of "{key}" to try: give points'
                 )
         return self
+
+    def check_metric(self, evaluate: Evaluate, task: TaskSpec, data: Data) -> None:
+        """Raise ValueError if the trials never compute the metric, or `prune` finds no evaluations on the way."""
+        known = ["train/loss", *evaluate.computed(task, data)]
+        if self.metric is not None and self.metric not in known:
+            near = ", ".join(get_close_matches(self.metric, known, n=5, cutoff=0.0))
+            raise ValueError(f'sweep.metric = "{self.metric}" is never computed: the trials compute {near}')
+        by_validation = self.metric != "train/loss" if self.metric else bool(data.validation_names)
+        if self.prune is not None and by_validation and evaluate.every is None:
+            raise ValueError(
+                f'sweep.prune = "{self.prune}" compares trials at evaluations on the way, and there are none: set'
+                " evaluate.every"
+            )

@@ -10,7 +10,11 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
 
@@ -141,6 +145,27 @@ class Precision(Spec):
     """Dtype in which matrices are multiplied; `auto` is bfloat16 on GPU and TPU and float32 on CPU. Softmax, norms and
     losses are always float32. float16 adapts a scale of the loss to overflows; fp8 is used in linear layers, with
     bfloat16 for everything else."""
+
+    def check(self, model: ModelSpec, adapter: Adapter | None, optimizer: OptimizerSpec) -> None:
+        """Raise ValueError if fp8 is asked for, and does not reach most of the model or is too coarse."""
+        if self.compute != "fp8":
+            return
+        if not isinstance(model, Transformer):
+            raise ValueError(
+                f'precision.compute = "fp8" is for transformers, and not for model.type = "{model.type}"'
+                f' ({model.kind}): write "bfloat16"'
+            )
+        if model.has_experts:
+            raise ValueError(
+                'precision.compute = "fp8" leaves experts, most of the work, as they are: write "bfloat16"'
+            )
+        if adapter is not None and adapter.base == "nf4":
+            raise ValueError('precision.compute = "fp8" does not work with adapter.base = "nf4": write "bfloat16"')
+        if (compares := optimizer.needs_exact_gradients) is not None:
+            raise ValueError(
+                f'precision.compute = "fp8" is too coarse for "{compares}", which compares gradients at parameters'
+                ' that differ little: write "bfloat16"'
+            )
 
 
 class Parallel(Spec):
