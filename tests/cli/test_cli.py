@@ -206,7 +206,7 @@ def test_version_prints_the_version(call):
 
 
 def test_a_plan_is_a_table_with_every_part(tmp_path):
-    from trainkit.cli.plan import lines
+    from trainkit.cli.plan_table import lines
 
     loaded = load(write(tmp_path))
     data = DataSize(examples=1000, tokens=64_001, documents=10, bytes=300_000)

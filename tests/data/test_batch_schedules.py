@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_recipe import changed, write
 
-from trainkit.cli.plan import lines
+from trainkit.cli.plan_table import lines
 from trainkit.cli.schedule_plot import draw_schedules
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.mixture import stages_of

@@ -10,7 +10,7 @@ import likeness
 import numpy as np
 import pytest
 
-from trainkit.cli.plan import texts
+from trainkit.cli.plan_table import texts
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build
 from trainkit.data.tokenizer.load import begins

@@ -16,7 +16,8 @@ import trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.cli.plan import lines, parsed_bytes
+from trainkit.cli.plan import parse_bytes
+from trainkit.cli.plan_table import lines
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
@@ -326,13 +327,13 @@ def test_the_layout_that_is_planned_with_is_the_longest_of_those_that_come(tmp_p
     ("text", "size"), [("8GB", 8 * 10**9), ("80 GiB", 80 << 30), ("1.5k", 1500), ("500M", 5 * 10**8), ("7", 7)]
 )
 def test_a_size_of_memory_is_read_as_it_is_written(text, size):
-    assert parsed_bytes(text) == size
+    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "8 apples", "-1GB", "0GB", "1e9", "8IB"])
 def test_what_is_no_size_of_memory_is_refused(text):
     with pytest.raises(TrainkitError, match="is not a size of memory"):
-        parsed_bytes(text)
+        parse_bytes(text)
 
 
 def test_a_host_has_what_linux_calls_available_or_what_its_control_group_leaves(tmp_path):

@@ -1,15 +1,14 @@
 """The plan: everything that follows from a recipe, the devices and the data by arithmetic."""
 
+from trainkit.plan.length import DataSize, steps_need_data
 from trainkit.plan.plan import (
     WITHIN_STEP,
     Compute,
-    DataSize,
     Memory,
     Plan,
     count_in_steps,
     make_plan,
     replan,
-    steps_need_data,
 )
 from trainkit.plan.split import ENOUGH_TOKENS, SUPPOSED, USABLE, BatchSplit, Choice, Devices, choices, divisors
 

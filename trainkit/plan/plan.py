@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from trainkit.errors import TrainkitError
+from trainkit.plan.length import DataSize, check_average, count_steps
 from trainkit.plan.split import (
     BatchSplit,
     Choice,
@@ -28,27 +28,10 @@ from trainkit.plan.stages import Stage, flops_of_stages, flops_per_token_of, sta
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.sections.adapter import adapter_parameters, trained_shapes
-from trainkit.recipe.sections.data import is_padded
-from trainkit.text import plural
 
 Compute = Literal["float32", "bfloat16", "float16", "fp8"]
 #: Categories of the estimate that exist only within a step.
 WITHIN_STEP = ("gradients", "cast_parameters", "activations", "logits")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSize:
-    """One epoch of the training data, from the cache's ledger.
-
-    `batches` is set if no batch spans two epochs; `tokens_per_batch`, the mean without padding, if there is padding.
-    """
-
-    examples: int
-    batches: int | None = None
-    tokens: int
-    documents: int
-    bytes: int
-    tokens_per_batch: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +188,8 @@ def make_plan(
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
     most = train.batch_size * length * recipe.data.sequences
     tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
-    steps = _steps(recipe, data, tokens_per_step)
-    _check_average(recipe, steps)
+    steps = count_steps(recipe, data, tokens_per_step)
+    check_average(recipe, steps)
     flops_of_token = partial(flops_per_token_of, recipe, vocab_size)
     flops_per_token = flops_of_token(length)
     rows = recipe.batch_sizes.before(steps)
@@ -258,51 +241,6 @@ def count_in_steps(recipe: Recipe, plan: Plan) -> Recipe:
     """Return the recipe with the plan's number of steps, so that its data need not be counted again."""
     length = {"steps": plan.steps, "epochs": None, "tokens": None}
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=length)})
-
-
-def steps_need_data(recipe: Recipe) -> bool:
-    """Return whether the number of steps is unknown until the data is counted."""
-    train = recipe.train
-    return train.epochs is not None or (train.tokens is not None and is_padded(recipe.data.encoding))
-
-
-def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int:
-    train = recipe.train
-    if data is not None and data.examples == 0:
-        raise TrainkitError(
-            f"the training data ({data.tokens:,} tokens) does not fill one example of {recipe.data.positions} tokens",
-            where="data.train",
-            hint="give more text or a smaller data.sequence_length",
-        )
-    if train.steps is not None:
-        return train.steps
-    unit = "epochs" if train.epochs is not None else "tokens"
-    if data is None and steps_need_data(recipe):
-        raise TrainkitError(
-            f"{unit} = {getattr(train, unit)} cannot be converted to steps before the data is counted",
-            where=f"train.{unit}",
-            hint="count it first: trainkit cache-data RECIPE; or give train.steps",
-        )
-    sizes = recipe.batch_sizes
-    if train.tokens is not None and len(sizes.values) > 1:
-        return sizes.steps_for(math.ceil(train.tokens / (tokens_per_step / train.batch_size) - 1e-6))
-    if train.tokens is not None:
-        # a little less, because a mean times its count need not give back the exact sum
-        steps = train.tokens / tokens_per_step
-        return math.ceil(steps - steps * 1e-14)
-    assert train.epochs is not None and data is not None
-    if len(sizes.values) > 1:
-        return sizes.steps_for(math.ceil(train.epochs * data.examples - 1e-6))
-    return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
-
-
-def _check_average(recipe: Recipe, steps: int) -> None:
-    if recipe.average is not None and recipe.average.first_step(steps) > steps:
-        raise TrainkitError(
-            f"start = {recipe.average.start} is beyond the run, which has {plural(steps, 'step')}",
-            where="average.start",
-            hint=f"a step up to {steps}, or a fraction of the run such as 0.75",
-        )
 
 
 def _compute(recipe: Recipe, devices: Devices) -> Compute:
