@@ -8,52 +8,21 @@ import re
 import pytest
 import trainer
 from places import ROOT
+from published import look_up
 
 from trainkit.data.documents.templates import RowReading, needed_keys
 from trainkit.errors import WRONG_INPUT
-from trainkit.hub.config import family_of, spec_values
 from trainkit.recipe.toml.load import load
 from trainkit.recipe.toml.modes import BUILT_IN, FULL
-from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
 TOYS = [path for path in RECIPES if 'type = "toy"' in path.read_text()]
-CONFIGS = ROOT / "tests" / "fixtures" / "configs"
-#: Checkpoints that recipes begin with, and the published configuration of the same family.
-PUBLISHED = {
-    "facebook/bart-base": "bart-base",
-    "bert-base-cased": "bert-base-uncased",
-    "meta-llama/Llama-3.2-1B": "llama-3.2-1b",
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct",
-}
-#: The columns of data sets that recipes name, as their cards list them.
-COLUMNS = {
-    "tatsu-lab/alpaca": {"instruction", "input", "output", "text"},
-    "eriktks/conll2003": {"id", "tokens", "pos_tags", "chunk_tags", "ner_tags"},
-    "allenai/c4": {"text", "timestamp", "url"},
-    "HuggingFaceFW/fineweb-edu": {"text", "id", "dump", "url", "file_path", "language", "score", "int_score"},
-    "rajpurkar/squad": {"id", "title", "context", "question", "answers"},
-    "stanfordnlp/sst2": {"idx", "sentence", "label"},
-    "HuggingFaceH4/ultrafeedback_binarized": {"prompt", "prompt_id", "chosen", "rejected", "messages"},
-    "Salesforce/wikitext": {"text"},
-    "EdinburghNLP/xsum": {"document", "summary", "id"},
-}
 #: Even less than the mode `sanity`: what is tested is that the parts fit.
 SMALL = [
     argument
     for setting in ("train.steps=2", "train.batch_size=4", "train.micro_batch_size=4", "model.layers=1")
     for argument in ("--set", setting)
 ]
-
-
-def look_up(name: str, revision: str | None) -> PretrainedCheckpoint:
-    """Return what the configuration of a checkpoint on the hub gives, from the files that are kept here."""
-    config = json.loads((CONFIGS / f"{PUBLISHED[name]}.json").read_text())
-    family = family_of(config, where=name)
-    values = spec_values(config, family, where=name)
-    return PretrainedCheckpoint(
-        values=values, pretrained=name, revision=None, config=name, changeable=family.spec.changeable
-    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -73,18 +42,6 @@ def test_a_recipe_that_needs_no_network_runs_shortened_from_any_directory_and_re
     assert metric is not None and metric[1] in json.loads(result.stdout)["metrics"]["test"], result.stderr
     result = trainer.trainkit(tmp_path, "eval", "classify-sanity", "--split", "tset")
     assert result.returncode == WRONG_INPUT and "'train', 'dev' or 'test'" in result.stderr
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/hub/*.toml")), ids=lambda path: path.stem)
-def test_a_recipe_names_columns_that_its_data_set_has(path):
-    data = load(path, look_up=look_up).recipe.data
-    for source in (*data.train, *data.validation):
-        document = source.document
-        keys = needed_keys(RowReading(keys=(source.text_key,), document=document)) or (
-            document.chosen,
-            document.rejected,
-        )
-        assert set(keys) <= COLUMNS[source.id], source.id
 
 
 @pytest.mark.parametrize("path", TOYS, ids=lambda path: path.stem)
