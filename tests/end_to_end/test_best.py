@@ -126,11 +126,20 @@ def test_only_scheduled_evaluations_use_up_patience_and_nan_is_never_the_best(tm
     assert not take(15, 9.0) and best.exhausted and "step 6" in best.reason
 
 
+def test_the_best_may_be_that_of_several_sets_together(tmp_path: Path) -> None:
+    name = METRIC.replace("held-out", "all")
+    best = BestSoFar(recipe_of(tmp_path, 'evaluate.tags={all=["held-out"]}', f"checkpoint.best.metric={name}"))
+    assert best.take(3, {"held-out": {METRIC: 2.0}, "all": {name: 1.0}}) is not None and best.mark.value == 1.0
+
+
 WRONG = {
     "checkpoint.best.metric=validation/held-out/f1": "is never computed: evaluations of task.type",
     "checkpoint.best.metric=validation/other/loss": "is never computed",
     "checkpoint.best.mode=most": 'expected "min" or "max"',
     "data.held_out=0.0": "needs a validation set",
+    'evaluate.tags={held-out=["held-out"]}': "is the name of a validation set too",
+    'evaluate.tags={all=["dev"]}': 'names "dev", which is no validation set: there are held-out',
+    "evaluate.tags={all=[]}": "name each of its validation sets once",
 }
 
 

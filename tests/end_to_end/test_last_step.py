@@ -78,7 +78,8 @@ def test_an_error_of_caching_in_the_background_ends_the_run_at_once_with_a_check
 
 def test_the_log_shows_what_is_owed(tmp_path: Path) -> None:
     workplace(tmp_path)
-    recipe = load(tmp_path / "tiny.toml", ["statistics.every=5"]).recipe  # evaluates every 10, samples every 12
+    recipe = load(tmp_path / "tiny.toml", ["statistics.every=5", 'evaluate.tags={all=["held-out"]}']).recipe
+    # it evaluates every 10 steps and samples every 12
     log = EventLog(tmp_path, attempt=1)
 
     def at(step: int, *, last: bool = False) -> Owed:
@@ -91,15 +92,18 @@ def test_the_log_shows_what_is_owed(tmp_path: Path) -> None:
     def carry_out(given: Command, step: int) -> None:
         log.write("control", step=step, detail="", total_steps=None, command=given.name, argument=given.argument)
 
-    def evaluated(step: int) -> None:
-        log.write("evaluated", step=step, name="held-out", metrics={}, seconds=1.0)
+    def evaluated(step: int, *names: str) -> None:
+        for name in names or ("held-out", "all"):
+            log.write("evaluated", step=step, name=name, metrics={}, seconds=1.0)
 
-    held_out = frozenset({"held-out"})
+    held_out = frozenset({"held-out", "all"})
     begin(None)
     assert not at(0) and not at(7)
     assert at(10) == Owed(sets=held_out, statistics=True)
     assert at(12) == Owed(samples=True)
     assert at(7, last=True) == Owed(sets=held_out, samples=True)
+    evaluated(10, "held-out")
+    assert at(10).sets == {"all"}, "it was cut off before the sets of the tag were reported together"
     evaluated(10)
     assert at(10) == Owed(statistics=True)
     log.write("distributions", step=10, values={})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import data_room as room
 import equinox as eqx
@@ -19,9 +21,10 @@ from trainkit.evaluation.results import PredictionTable, RowOrigin
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.recipe.sections.classification_tasks import TokenClassification
-from trainkit.recipe.sections.metric import SpanF1
+from trainkit.recipe.sections.metric import Auroc, F1Score, SpanF1
 from trainkit.tasks import Loss, Task
 from trainkit.tasks.metric import build_metrics
+from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.token_classification import TokenClassificationTask
 from trainkit.train.compilations import Compilations
 from trainkit.train.state import State, initial_live
@@ -122,6 +125,64 @@ def test_a_set_in_which_nothing_counts_has_no_loss_and_is_an_alert(tmp_path: Pat
     events = read(tmp_path)
     assert [event["metrics"] for event in events if event["type"] == "evaluated"] == [{}]
     assert any(event["type"] == "alert" and "one has nothing to predict" in event["message"] for event in events)
+
+
+class Labelled(Set):
+    """Items of two classes with scores: `batches` of four batches, from the batch `first` on."""
+
+    def __init__(self, first: int, batches: int) -> None:
+        self._first, self._batches = first, batches
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def batch(self, index: int) -> dict[str, np.ndarray]:
+        chance = np.random.default_rng(self._first + index)
+        return {
+            "scores": chance.normal(size=(8, 2)).astype(np.float32),
+            "label": chance.integers(0, 2, 8, dtype=np.int32),
+            "weights": (np.arange(8) < 8 - 3 * (self._first + index == 2)).astype(np.float32),
+        }
+
+
+class LabelledTask(Task):
+    metrics: ClassVar[Mapping[str, Statistic]] = {"accuracy": Ratio.zero()}
+
+    def loss(self, model, batch, *, key):
+        return self.predict(model, batch, key=key)[0]
+
+    def predict(self, model, batch, *, key):
+        correct = Ratio((batch["weights"] * batch["label"]).sum(), batch["weights"].sum())
+        loss = Loss((batch["scores"][:, 0] * batch["weights"]).sum(), batch["weights"].sum(), {"accuracy": correct})
+        return loss, {**batch, "predicted": batch["scores"].argmax(-1).astype(jnp.int32)}
+
+
+def test_a_tag_has_the_values_of_its_sets_together_and_can_be_evaluated_by_itself(tmp_path: Path) -> None:
+    log, state = EventLog(tmp_path, attempt=1), State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live())
+
+    def evaluator(sets: dict[str, Labelled], **tags: tuple[str, ...]) -> Evaluator:
+        return Evaluator(
+            sets,
+            batch_size=8,
+            task=LabelledTask(),
+            compute=np.dtype(np.float32),
+            mesh=mesh.make_mesh(data=1, fsdp=1),
+            metrics=build_metrics([Auroc(type="auroc"), F1Score(type="f1", per_class=True)], ("no", "yes")),
+            tags=tags,
+            log=log,
+            interrupted=lambda: False,
+        )
+
+    divided = evaluator({"a": Labelled(0, 1), "b": Labelled(1, 1), "c": Labelled(2, 2)}, all=("a", "b", "c"))
+    found = divided(state, 3)
+    assert list(found) == ["a", "b", "c", "all"] and divided(state, 3, {"all"}) == {"all": found["all"]}
+    whole = evaluator({"all": Labelled(0, 4)})(state, 3)["all"]
+    loss = "validation/all/loss"
+    assert len(whole) == 6 and found["all"].pop(loss) == pytest.approx(whole.pop(loss), rel=1e-6)
+    assert found["all"] == whole
+    log.close()
+    names = [event["name"] for event in read(tmp_path) if event["type"] == "evaluated"]
+    assert names == ["a", "b", "c", "all", "all", "all"]
 
 
 class ClassOfToken(eqx.Module):

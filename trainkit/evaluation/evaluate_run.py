@@ -190,6 +190,7 @@ def _evaluate(
             task=built.task,
             compares=recipe.task.least_rows > 1,
             metrics=built.metrics,
+            tags=recipe.evaluate.tags if named is None else {},
             compute=built.compute,
             mesh=built.mesh,
             log=log,

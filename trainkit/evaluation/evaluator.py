@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 import equinox as eqx
@@ -18,11 +18,12 @@ from jaxtyping import Array, PyTree
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
+from trainkit.evaluation.set_sums import SetSums, Sums, add_up, gathered
 from trainkit.models.casting import cast
 from trainkit.parallel import agreement
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
-from trainkit.tasks import Loss, Task
+from trainkit.tasks import Task
 from trainkit.tasks.metric import GatheredItems, GatheredMetric, Metric
 from trainkit.train.gradients import no_loss
 from trainkit.train.out_of_memory import can_recover_from
@@ -63,14 +64,6 @@ class TextReport(Protocol):
     def __call__(self, state: State, data: EvaluationSet, table: PredictionTable, /) -> dict[str, float]: ...
 
 
-class Sums(NamedTuple):
-    """The sums over a set."""
-
-    loss: Loss
-    metrics: Mapping[str, Any]
-    """Those of the recipe's metrics, by label."""
-
-
 class EventWriter(Protocol):
     """Where an evaluation reports its progress and results: the log of a run."""
 
@@ -93,13 +86,15 @@ class Evaluator:
         interrupted: Callable[[], bool],
         compares: bool = False,
         metrics: Mapping[str, Metric] = {},
+        tags: Mapping[str, Collection[str]] = {},
         results: ResultWriter | None = None,
         texts: TextReport | None = None,
     ) -> None:
         """`compares` says whether the task compares the examples of a batch, so that fewer at once have other values.
+        `tags` names the sets that are also reported together, under the tag.
         `results` keeps predictions; None if they are not kept. `texts` reports on texts that the model writes or
         finds; None if there are none."""
-        self._sets = sets
+        self._sets, self._tags = sets, tags
         self._task, self._compares, self._metrics = task, compares, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
         self._log, self._results, self._texts = log, results, texts
@@ -126,50 +121,66 @@ class Evaluator:
         self._rows, self._parts = batch_size, 1
 
     def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> dict[str, dict[str, float]]:
-        """Evaluate all sets, or some, and return the metrics of each.
+        """Evaluate all sets and tags, or some, and return the metrics of each.
 
         If the run is to end now, return early, without an event for the unfinished set.
         """
         evaluated: dict[str, dict[str, float]] = {}
+        tagged: dict[str, SetSums] = {}
+        needed = {name for tag, names in self._tags.items() if only is None or tag in only for name in names}
         for name, data in self._sets.items():
-            if only is not None and name not in only:
+            wanted = only is None or name in only
+            if not wanted and name not in needed:
                 continue
             started = time.perf_counter()
             self._log.write("evaluation_started", step=step, name=name)
             while not data.ready(PATIENCE):
                 if self._interrupted():
                     return evaluated
-            number = np.uint32(crc32(name.encode()))
-            found = self._sum(state, data, number)
-            while found is None:  # nothing of the failed computation is left, and nothing is lost
-                self._split(step)
-                found = self._sum(state, data, number)
-            sums, predictions, items = found
-            written = self._texts(state, data, predictions) if self._texts else {}
+            sums, predictions = self._evaluate(state, data, np.uint32(crc32(name.encode())), step)
+            written = self._texts(state, data, predictions) if self._texts and wanted else {}
             if self._interrupted():
                 return evaluated
-            report: dict[str, float] = {}
-            loss = sums.loss
-            if weight := float(loss.weight):
-                mean = float(loss.sum) / weight
-                report = self._task.report(loss=mean, metrics=loss.metrics, targets=data.targets, bytes=data.bytes)
-                for label, metric in self._metrics.items():
-                    gathered = isinstance(metric, GatheredMetric)
-                    report |= metric.values(items.of(label) if gathered else sums.metrics[label])
-                report |= written
-            else:
+            if name in needed:
+                tagged[name] = sums
+            if not wanted:
+                continue
+            if sums.is_empty:
                 message = f"the validation set {name} has nothing to predict, so there is no loss to report"
                 self._log.write("alert", step=step, kind="evaluation", message=message)
-            metrics = evaluated[name] = {f"validation/{name}/{metric}": value for metric, value in report.items()}
-            seconds = round(time.perf_counter() - started, 3)
-            self._log.write("evaluated", step=step, name=name, metrics=metrics, seconds=seconds)
-            if self._results is not None:
-                try:
-                    self._results(name, step, metrics, predictions)
-                except TrainkitError as error:
-                    message = f"{error.where}: {error.problem}"
-                    self._log.write("alert", step=step, kind="evaluation", message=message)
+            values = sums.values(self._task, self._metrics) | ({} if sums.is_empty else written)
+            evaluated[name] = self._report(name, step, values, predictions, time.perf_counter() - started)
+        for tag, names in self._tags.items():
+            if only is None or tag in only:
+                values = add_up([tagged[name] for name in names]).values(self._task, self._metrics)
+                evaluated[tag] = self._report(tag, step, values, PredictionTable(), 0.0)
         return evaluated
+
+    def _report(
+        self, name: str, step: int, values: Mapping[str, float], predictions: PredictionTable, seconds: float
+    ) -> dict[str, float]:
+        """Return the metrics of a set or a tag, after writing them to the log and to the results."""
+        metrics = {f"validation/{name}/{metric}": value for metric, value in values.items()}
+        self._log.write("evaluated", step=step, name=name, metrics=metrics, seconds=round(seconds, 3))
+        if self._results is not None:
+            try:
+                self._results(name, step, metrics, predictions)
+            except TrainkitError as error:
+                message = f"{error.where}: {error.problem}"
+                self._log.write("alert", step=step, kind="evaluation", message=message)
+        return metrics
+
+    def _evaluate(
+        self, state: State, data: EvaluationSet, number: np.uint32, step: int
+    ) -> tuple[SetSums, PredictionTable]:
+        """Return the sums over a set and its predictions, after taking fewer rows at once where there is no memory."""
+        found = self._sum(state, data, number)
+        while found is None:  # nothing of the failed computation is left, and nothing is lost
+            self._split(step)
+            found = self._sum(state, data, number)
+        sums, predictions, items = found
+        arrays = {label: items.of(label) for label in gathered(self._metrics)}
+        return SetSums(sums, arrays, data.targets, data.bytes), predictions
 
     def _sum(
         self, state: State, data: EvaluationSet, number: np.uint32

@@ -251,7 +251,8 @@ def result_writer(
             unit = cache.units[set_name][place.section.source][place.section.unit]
             return RowOrigin(unit.files[place.file].path, place.index)
 
-        table = predictions.columns(origin, classes, decode) if recipe.evaluate.predictions else None
+        kept = recipe.evaluate.predictions and name not in recipe.evaluate.tags  # a tag's are those of its sets
+        table = predictions.columns(origin, classes, decode) if kept else None
         write_results(directory, name, step, metrics, table, {"average": True} if average else {})
 
     return write

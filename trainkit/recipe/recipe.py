@@ -36,6 +36,7 @@ from trainkit.recipe.union import members_at
 #: Keys that came after fingerprints were first recorded, with their defaults, which change no fingerprint: a sweep that
 #: an earlier version began can be continued.
 _LATER: dict[str, dict[str, Any]] = {
+    "evaluate": {"tags": {}},
     "run": {"average_from": False},
     "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "sequence_length", "mixture")),
 }
@@ -167,6 +168,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _metrics_fit_the_task(self) -> Recipe:
+        self.evaluate.check_tags(self.data)
         self.evaluate.check_metrics(self.task, self.data)
         self.evaluate.check_best(self.checkpoint.best, self.task, self.data)
         return self

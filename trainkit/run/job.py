@@ -180,6 +180,7 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         task=built.task,
         compares=recipe.task.least_rows > 1,
         metrics=built.metrics,
+        tags=recipe.evaluate.tags,
         compute=built.compute,
         mesh=built.mesh,
         log=attempt.log,

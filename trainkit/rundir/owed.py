@@ -17,7 +17,7 @@ class Owed:
     """What was due at a step and is not done: an attempt that continues from the step does it first."""
 
     sets: frozenset[str] = frozenset()
-    """Validation sets to evaluate."""
+    """Validation sets to evaluate, and tags of sets to report."""
     statistics: bool = False
     """Whether the distributions of the parameters are to be logged."""
     samples: bool = False
@@ -62,9 +62,10 @@ def owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
                 prompts = [prompt for prompt in prompts if prompt != event["prompt"]]
             case {"type": "distributions"}:
                 distributions = True
+    sets = frozenset((*recipe.data.validation_names, *recipe.evaluate.tags)) - evaluated if evaluate else frozenset()
     sampling = sample is not None and (last or falls_on(step, sample.every))
     return Owed(
-        sets=frozenset(recipe.data.validation_names) - evaluated if evaluate else frozenset(),
+        sets=sets,
         statistics=falls_on(step, recipe.statistics.histograms_every) and not distributions,
         samples=sample is not None and sampling and not _has_sampled(sample, sampled),
         prompts=() if sample is not None and sample.chat and sampled else tuple(prompts),

@@ -23,8 +23,9 @@ class BestSoFar:
         self._spec, self._every = recipe.checkpoint.best, recipe.evaluate.every
         self._patience = recipe.evaluate.patience
         named = self._spec.metric if self._spec else ""
-        #: The set that the metric is computed on; the longest that fits, as a name may hold a slash.
-        self._set = max((s for s in recipe.data.validation_names if named.startswith(f"validation/{s}/")), default="")
+        names = (*recipe.data.validation_names, *recipe.evaluate.tags)
+        #: The set or the tag that the metric is computed on; the longest that fits, as a name may hold a slash.
+        self._set = max((name for name in names if named.startswith(f"validation/{name}/")), default="")
         #: Scheduled evaluations since the best one, and the last that was counted.
         self._since, self._counted = 0, -1
         self.mark: BestMark | None = None

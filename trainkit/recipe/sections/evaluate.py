@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from typing import get_args
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.metric_spec import GENERATED, Metric
@@ -62,6 +62,9 @@ class Evaluate(Spec):
     """What is computed beside what the task reports: `validation/SET/NAME`."""
     generate: Generate | None = None
     """How targets or answers are written for metrics of texts, such as `bleu`. If the table is absent, none are."""
+    tags: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Validation sets that are also reported together: `{ code = ["python", "c"] }` reports `validation/code/…`, the
+    values of all examples of both sets. Values of texts that the model writes or finds are of single sets alone."""
 
     def predicted(self, task: TaskSpec) -> frozenset[str]:
         """Return what metrics can be computed from."""
@@ -77,6 +80,21 @@ class Evaluate(Spec):
             if name in names[:number]:
                 raise ValueError(f'two metrics are named "{name}": give one {metric.type} another name')
         return metrics
+
+    def check_tags(self, data: Data) -> None:
+        """Raise ValueError if a tag names no sets, or has the name of one."""
+        names = data.validation_names
+        for tag, sets in self.tags.items():
+            key = f'evaluate.tags."{tag}"'
+            if not _NAME.fullmatch(tag):
+                raise ValueError(f"{key}: use letters, digits and _ . @ - alone")
+            if tag in names:
+                raise ValueError(f"{key} is the name of a validation set too: choose another")
+            if unknown := [name for name in sets if name not in names]:
+                known = ", ".join(names) or "none"
+                raise ValueError(f'{key} names "{unknown[0]}", which is no validation set: there are {known}')
+            if not sets or len(set(sets)) < len(sets):
+                raise ValueError(f"{key} = {list(sets)}: name each of its validation sets once")
 
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
         """Raise ValueError if a metric needs what the task does not predict, or has a name that the task reports."""
@@ -120,12 +138,16 @@ class Evaluate(Spec):
 
     def computed(self, task: TaskSpec, data: Data) -> list[str]:
         """Return the names of all metrics that an evaluation computes, as in the log."""
-        listed = [name for metric in self.metrics for name in metric.names(task.class_names(data))]
-        return [
-            f"validation/{name_of_set}/{name}"
-            for name_of_set, sources in data.validation_sources.items()
-            for name in (*sorted(task.reports_on(sources, data)), *listed)
-        ]
+        classes, sets = task.class_names(data), data.validation_sources
+        listed = [name for metric in self.metrics for name in metric.names(classes)]
+        found = {name: [*sorted(task.reports_on(sources, data)), *listed] for name, sources in sets.items()}
+        texts = {name for metric in self.metrics if metric.predictions == GENERATED for name in metric.names(classes)}
+        if task.text_report is not None:
+            texts |= {name for sources in sets.values() for name in task.reports_on(sources, data)} - task.reports
+        for tag, names in self.tags.items():
+            first, *others = (found[name] for name in names)
+            found[tag] = [name for name in first if name not in texts and all(name in other for other in others)]
+        return [f"validation/{name_of_set}/{name}" for name_of_set, names in found.items() for name in names]
 
     def check_best(self, best: Best | None, task: TaskSpec, data: Data) -> None:
         """Raise ValueError where no evaluation computes the metric of `checkpoint.best`, or where `patience` waits in
