@@ -15,7 +15,7 @@ from trainkit.cli.verify import verify
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
 from trainkit.errors import TrainkitError
-from trainkit.evaluation.evaluate_run import _names, evaluate_run
+from trainkit.evaluation.evaluate_run import evaluate_run
 from trainkit.events.log import read
 from trainkit.export.model import export
 from trainkit.infer.trained_model import open_run
@@ -228,15 +228,3 @@ def test_generate_export_and_verify_continue_with_what_the_trainer_leaves(
     left = [14]
     assert verify(str(run)) == 0
     assert f"{run / 'checkpoints' / '14'}: removed by the trainer meanwhile" in capsys.readouterr().out
-
-
-def test_sets_that_an_evaluation_would_call_alike_have_names_of_their_own() -> None:
-    paths = ["a/test.jsonl", "b/test.v1.jsonl", "other.jsonl.gz", "held-out.csv", ".hidden"]
-    assert _names(paths, None, taken=["held-out"]) == {
-        "a/test.jsonl": "a/test.jsonl",
-        "b/test.v1.jsonl": "b/test.v1.jsonl",
-        "other.jsonl.gz": "other",
-        "held-out.csv": "held-out.csv",
-        ".hidden": ".hidden",
-    }
-    assert _names(["glue", "imdb"], "test", taken=()) == {"glue": "glue", "imdb": "imdb"}

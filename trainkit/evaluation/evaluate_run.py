@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
-from pydantic import ValidationError
 
 from trainkit.checkpoint import restore
 from trainkit.checkpoint.store import Info, read_checkpoint
@@ -21,13 +20,14 @@ from trainkit.data.checks import find_evaluation_problems
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
+from trainkit.evaluation.other_data import sources_to_evaluate
 from trainkit.evaluation.results import result_writer
 from trainkit.evaluation.targets import text_report
 from trainkit.hub.load import check_same_base, load_base
 from trainkit.infer.adapted import Weights
 from trainkit.infer.trained_model import weights_of
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.source import Files, HuggingFace, Source
+from trainkit.recipe.sections.source import Source
 from trainkit.rundir.directory import recipe_of
 from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
@@ -75,7 +75,7 @@ def evaluate_run(
             )
         recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"predictions": True})})
     recipe = recorded.with_own_tokenizer(recipe, directory)
-    parts = [_on(recipe, source) for source in _sources(recipe, data, split)] or [recipe]
+    parts = [_on(recipe, source) for source in sources_to_evaluate(recipe, data, split)] or [recipe]
     if parts == [recipe] and not recipe.data.validation_names:
         raise TrainkitError(
             "the recipe has no validation set", where=str(directory), hint="name other data: --data PATH"
@@ -100,50 +100,6 @@ def recipe_to_evaluate(directory: Path, overrides: Sequence[str]) -> Recipe:
                 f"--set {override}: an evaluation cannot change the run", hint="set only keys of [evaluate]"
             )
     return recipe_of(directory, overrides).recipe
-
-
-def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Source]:
-    """Return the sources to evaluate on instead of the validation sets; an empty list for the validation sets."""
-    if not data and split is None:
-        return []
-    source = recipe.data.train[0]
-    if split is not None and not data and hasattr(source, "split"):
-        return [_split_of(source, split)]
-    if isinstance(source, HuggingFace):
-        return [
-            source.model_copy(update={"id": one, "split": split or source.split, "name": name})
-            for one, name in _names(data, split, taken=()).items()
-        ]
-    if split is not None or not isinstance(source, Files):
-        option = f"--split {split}" if split is not None else f"--data {data[0]}"
-        kind = "a data set with splits" if split is not None else "files or a Hugging Face data set"
-        raise TrainkitError(
-            f"{option} is for a run whose data is {kind}, and data.train.0.type is '{source.type}'",
-            hint="name files with --data" if isinstance(source, Files) else "",
-        )
-    names = _names(data, None, taken=recipe.data.validation_names)
-    return [source.model_copy(update={"path": str(Path(one).absolute()), "name": name}) for one, name in names.items()]
-
-
-def _split_of(source: Source, split: str) -> Source:
-    """Return the same source with another split, which is its name too."""
-    try:
-        return type(source).model_validate({**dict(source), "split": split, "name": split})
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise TrainkitError(
-            f"--split {split}: {wrong['msg']}",
-            where="data.train.0.split",
-            hint=f"the run was trained on {dict(source)['split']}",
-        ) from None
-
-
-def _names(data: Sequence[str], split: str | None, *, taken: Collection[str]) -> dict[str, str]:
-    """Return the set's name for each path or id: short, or the whole of it where the short one is `taken` or not the
-    only one, so that no result hides another."""
-    short = {one: split or Path(one).name.partition(".")[0] or one for one in data}
-    names = list(short.values())
-    return {one: one if names.count(name) > 1 or name in taken else name for one, name in short.items()}
 
 
 def _on(recipe: Recipe, source: Source) -> Recipe:
