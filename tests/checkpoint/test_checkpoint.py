@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from checkpoint_child import FACTS, bits, state_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import SUPPORT
+from trainer import edit_manifest
 
 from trainkit.checkpoint import arrays, manifest, store
 from trainkit.checkpoint.leaves import named_leaves
@@ -501,8 +503,7 @@ def test_a_place_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> N
 
 def test_a_manifest_of_another_format_is_refused_not_taken_for_damage(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    path = at(tmp_path, 1) / "manifest.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    edit_manifest(at(tmp_path, 1), lambda text: text.replace('"format": 1', '"format": 2'))
     with pytest.raises(TrainkitError, match="format 2") as raised:
         restore(at(tmp_path, 1), template())
     assert not isinstance(raised.value, DamagedCheckpoint)
@@ -556,3 +557,57 @@ def test_two_hundred_saves_do_not_grow_the_process(tmp_path: Path) -> None:
     # a leak of the arrays would be 200 MB, one of the contexts alone was seen to be of that order too
     assert resident() - before < 40e6
     assert [info.step for info in store.checkpoints(tmp_path)] == [219, 220]
+
+
+def test_an_array_of_another_step_and_a_swapped_array_are_damage_though_they_are_whole(tmp_path: Path) -> None:
+    def moments(step: int) -> dict[str, jax.Array]:
+        return {"mu": jnp.full(9, step, jnp.float32), "nu": jnp.full(9, -step, jnp.float32)}
+
+    saver = Saver(tmp_path, on_saved=lambda saved: None)
+    for step in (1, 2, 3):
+        saver.save(moments(step), step=step, kind="permanent", provenance=FACTS)
+    saver.close()
+    second, third = at(tmp_path, 2) / "arrays", at(tmp_path, 3) / "arrays"
+    shutil.copytree(at(tmp_path, 1) / "arrays" / "mu", second / "mu", dirs_exist_ok=True)
+    (third / "mu").rename(third / "other")
+    (third / "nu").rename(third / "mu")
+    (third / "other").rename(third / "nu")
+    problem = "it is not the array that was saved: its checksum is another one"
+    assert store.verify(at(tmp_path, 2)) == [f"mu: {problem}"]
+    assert store.verify(at(tmp_path, 3)) == [f"mu: {problem}", f"nu: {problem}"]
+    reported: list[str] = []
+    found = restore_newest(
+        tmp_path, lambda path: restore(path, moments(0)), on_damaged=lambda path, error: reported.append(path.name)
+    )
+    assert found is not None and found[1].step == 1 and reported == ["3", "2"]
+
+
+def test_every_flipped_bit_of_a_manifest_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    path = at(tmp_path, 2) / "manifest.json"
+    whole, chance = path.read_bytes(), random.Random(0)
+    for bit in chance.sample(range(8 * len(whole)), 300):
+        torn = bytearray(whole)
+        torn[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(torn)
+        assert store.verify(at(tmp_path, 2)) != [], bit
+        with pytest.raises(DamagedCheckpoint):
+            manifest.read(at(tmp_path, 2))
+
+
+def test_a_manifest_without_checksums_is_one_of_an_earlier_version_and_is_read(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    earlier = manifest.read(at(tmp_path, 1)).model_dump_json(indent=1, exclude={"checksums", "tokenizer"})
+    (at(tmp_path, 1) / "manifest.json").write_text(earlier)
+    assert store.verify(at(tmp_path, 1)) == []
+    assert bits(read(at(tmp_path, 1))) == bits(state_at(1))
+
+
+def test_a_checkpoint_keeps_its_recipe_and_verify_compares_it(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, on_saved=lambda saved: None)
+    saver.save(state_at(1), step=1, kind="final", provenance=replace(FACTS, recipe_text="schema = 1\n"))
+    saver.close()
+    kept = at(tmp_path, 1) / "recipe.toml"
+    assert kept.read_text() == "schema = 1\n" and store.verify(at(tmp_path, 1)) == []
+    kept.write_text("schema = 2\n")
+    assert store.verify(at(tmp_path, 1)) == ["recipe.toml: it does not match its checksum"]

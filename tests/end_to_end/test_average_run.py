@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from trainer import RECIPE, evaluations, trainkit, workplace
+from trainer import RECIPE, edit_manifest, evaluations, trainkit, workplace
 
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.leaves import named_leaves
@@ -92,10 +92,11 @@ def test_evaluations_and_samples_are_of_the_average_in_training_and_afterwards(r
 
 
 def test_an_average_that_a_checkpoint_does_not_have_is_refused(run: Path) -> None:
-    manifest = store.newest(run).directory / "manifest.json"
+    checkpoint = store.newest(run).directory
+    manifest = checkpoint / "manifest.json"
     whole = manifest.read_text()
     try:
-        manifest.write_text(whole.replace('"averages.', '"others.'))
+        edit_manifest(checkpoint, lambda text: text.replace('"averages.', '"others.'))
         with pytest.raises(TrainkitError, match="the checkpoint has no average of the parameters") as found:
             open_run(run, average=True)
         assert "[average]" in found.value.hint

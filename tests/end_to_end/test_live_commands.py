@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from trainer import RECIPE, Trainer, arrays, copied, killed_at, losses, trainkit, workplace
 
+from trainkit.checkpoint import manifest
 from trainkit.events.commands import Command, IssuedCommand, issued_commands, send
 from trainkit.events.log import EventLog, read
 from trainkit.events.plain_log import PlainLog
@@ -192,13 +193,13 @@ def test_a_checkpoint_from_before_there_were_such_commands_is_gone_on_from(
 ) -> None:
     run, _, decayed = commanded
     old = copy / "checkpoints" / "6"
-    manifest = json.loads((old / "manifest.json").read_text())
-    live = [name for name in manifest["leaves"] if name.startswith("live.")]
+    facts = manifest.read(old)
+    live = [name for name in facts.leaves if name.startswith("live.")]
     assert len(live) == 2
     for name in live:
-        del manifest["leaves"][name]
+        del facts.leaves[name]
         shutil.rmtree(old / "arrays" / name)
-    (old / "manifest.json").write_text(json.dumps(manifest))
+    manifest.write(old, facts)
     done = trainkit(tmp_path, "resume", "tiny/6", "--plain")
     assert done.returncode == 0, done.stderr
     assert arrays(copy, decayed + DECAY) == arrays(run, decayed + DECAY)

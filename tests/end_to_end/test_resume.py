@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -9,14 +10,18 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer import BARE, Trainer, arrays, copied, inputs_copied, losses, run_of, trainkit, workplace
+from trainer import BARE, Trainer, arrays, copied, edit_manifest, inputs_copied, losses, run_of, trainkit, workplace
 
 from trainkit.checkpoint import manifest as manifests
+from trainkit.checkpoint import store
 from trainkit.data.problems import DataProblem
 from trainkit.errors import TrainkitError
-from trainkit.events.log import last_attempt, read
+from trainkit.events.log import damage, last_attempt, read
 from trainkit.run.attempt import attempt
+from trainkit.run.recorded_inputs import find_problems
+from trainkit.run.resume import prepare
 from trainkit.run.start import Start
+from trainkit.rundir.directory import recipe_of
 from trainkit.rundir.summary import SummaryReader
 
 STEPS = 24
@@ -112,9 +117,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_is_used(
     )
     assert "finished" in done.stderr and done.returncode == 2
     shutil.rmtree(run / "checkpoints/18")
-    (run / "checkpoints/24/manifest.json").write_text(
-        (run / "checkpoints/24/manifest.json").read_text().replace('"final"', '"rolling"')
-    )
+    edit_manifest(run / "checkpoints/24", lambda text: text.replace('"final"', '"rolling"'))
     done = trainkit(tmp_path, "resume", "tiny", "--plain")
     assert done.returncode == 0, done.stderr
     alerts = [e["message"] for e in read(run) if e["type"] == "alert"]
@@ -309,3 +312,89 @@ def test_a_run_can_begin_with_the_parameters_of_another_one_and_another_optimize
     assert set(before) != set(after), "the optimizer state is Lion's"
     found = manifests.read(run / "checkpoints" / "1").began_with
     assert found and any(found in event.get("message", "") for event in read(run))
+
+
+def prepared(run: Path) -> tuple[str, ...]:
+    """The lines that `trainkit resume RUN/12` prints before it trains."""
+    return prepare(run, step=12, overrides=(), reset_optimizer=False, forget_commands=False, raise_rate=False).notes
+
+
+EDITS = [
+    ("run.seed", "seed = 0", "seed = 3"),
+    ("train.batch_size", "batch_size = 8", "batch_size = 16"),
+    ("model.heads", "\nheads = 2", "\nheads = 4"),
+]
+
+
+@pytest.mark.parametrize(("said", "old", "new"), EDITS)
+def test_an_edited_recipe_is_refused_as_an_override_would_be(
+    tmp_path: Path, uninterrupted: Path, said: str, old: str, new: str
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    recipe = run / "recipe.toml"
+    moved = prepared(run)
+    assert any("data.train.0.path" in note and str(tmp_path) in note for note in moved), "a moved run is no other run"
+    assert old in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(old, new, 1))
+    with pytest.raises(TrainkitError, match=said) as refused:
+        prepared(run)
+    assert "cannot change within a run" in refused.value.problem
+    recipe.write_text(recipe.read_text().replace(new, old, 1))
+    assert prepared(run) == moved
+
+
+def test_an_edit_that_may_change_is_said_and_one_that_an_attempt_began_with_is_not(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    recipe = run / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("learning_rate = 0.01", "learning_rate = 0.02"))
+    notes = prepared(run)
+    assert "recipe: optimizer.learning_rate: 0.01 -> 0.02" in notes
+    with (run / "events.jsonl").open("a") as log:  # an attempt that began with it, and saved nothing
+        started = next(event for event in read(run) if event["type"] == "run_started")
+        log.write(json.dumps({**started, "attempt": 2, "recipe": recipe_of(run).recipe.fingerprint()}) + "\n")
+    assert not any("recipe: " in note for note in prepared(run))
+
+
+def test_a_recipe_or_a_tokenizer_that_is_damaged_ends_a_resume_with_its_name(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    recipe, whole = run / "recipe.toml", (run / "recipe.toml").read_text()
+    recipe.write_text("")
+    with pytest.raises(TrainkitError) as refused:
+        prepared(run)
+    assert f"checkpoints/24/recipe.toml {recipe}" in refused.value.hint
+    recipe.write_text(whole)
+    tokenizer = run / "tokenizer.json"
+    content = bytearray(tokenizer.read_bytes())
+    content[len(content) // 2] ^= 1
+    tokenizer.write_bytes(content)
+    with pytest.raises(TrainkitError, match="tokenizer is missing, damaged or another one") as refused:
+        prepared(run)
+    assert refused.value.where == str(tokenizer)
+
+
+def test_a_log_that_lost_its_middle_or_has_other_digits_is_an_alert_of_the_next_attempt(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    info = store.newest(run)
+    assert info is not None and info.manifest.log is not None
+    assert damage(run, info.manifest.log, step=info.step) is None
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    kept = [
+        line for line in lines if not any('"type": "step", "t"' in line and f'"step": {n},' in line for n in (7, 8))
+    ]
+    assert len(kept) == len(lines) - 2
+    (run / "events.jsonl").write_text("".join(kept))
+    assert "2 of the steps up to 24 are missing, the first is 7" in str(damage(run, info.manifest.log, step=24))
+    (run / "events.jsonl").write_text("".join(lines).replace('"train/loss": ', '"train/loss": 1', 1))
+    assert "values differ" in str(damage(run, info.manifest.log, step=24))
+    assert any("values differ" in problem for problem in find_problems(run))
+    done = trainkit(tmp_path, "resume", "tiny/18", "--plain")
+    assert done.returncode == 0, done.stderr
+    assert [e["kind"] for e in read(run) if e["type"] == "alert"] == ["log"]
+    assert arrays(run, STEPS) == arrays(uninterrupted, STEPS)
+    assert find_problems(run) == [], "the checkpoints since then know the log as it is now"

@@ -10,14 +10,19 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from trainkit.checkpoint.manifest import Leaf, sync_directory
+from trainkit.checkpoint.manifest import Leaf
+from trainkit.files import as_digits, checksum, sync_directory
 
+#: The file that describes an array, beside its chunks.
+METADATA = "zarr.json"
+#: The bytes at the end of each chunk that are its checksum.
+CHUNK_CHECKSUM_BYTES = 4
 #: start and stop along each axis
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -126,8 +131,28 @@ def forget_cached(root: Path) -> None:
             os.close(descriptor)
 
 
-def open_all(root: Path, leaves: dict[str, Leaf], *, gently: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return the arrays that can be opened, by name, and the problems of the others, a sentence each."""
+def checksum_of(array: Path) -> str:
+    """Return the checksum of an array: of its metadata, and of the names and checksums of its chunks.
+
+    TensorStore compares each chunk with its checksum as it reads it. So no chunk is read here as a whole, and one of
+    another step or array is found nevertheless. Raises OSError.
+    """
+    total = 0
+    for path in sorted(array.iterdir()):
+        with path.open("rb") as file:
+            if path.name != METADATA:
+                file.seek(-CHUNK_CHECKSUM_BYTES, os.SEEK_END)
+            total = checksum(path.name.encode() + file.read(), total)
+    return as_digits(total)
+
+
+def open_all(
+    root: Path, leaves: Mapping[str, Leaf], checksums: Mapping[str, str], *, gently: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the arrays that can be opened, by name, and the problems of the others, a sentence each.
+
+    `checksums` are those of the manifest, which lacks them if an earlier version wrote it.
+    """
     import tensorstore as ts
 
     # the cache serves several parts of a chunk from one read of it; `gently` is for readers of whole chunks
@@ -143,12 +168,23 @@ def open_all(root: Path, leaves: dict[str, Leaf], *, gently: bool = False) -> tu
             problems.append(f"{name}: {message_of(error)}")
             continue
         array = future.result()
-        if (array.shape, array.dtype.name) == (leaf.shape, leaf.dtype):
-            arrays[name] = array
-        else:
+        if (array.shape, array.dtype.name) != (leaf.shape, leaf.dtype):
             found = describe(array.shape, array.dtype.name)
             problems.append(f"{name}: the array is {found}, the manifest says {describe(leaf.shape, leaf.dtype)}")
+        elif problem := _other_array(root / name, checksums.get(name)):
+            problems.append(f"{name}: {problem}")
+        else:
+            arrays[name] = array
     return arrays, problems
+
+
+def _other_array(array: Path, expected: str | None) -> str | None:
+    """Return what is wrong if an array is not the one with this checksum."""
+    try:
+        found = expected and checksum_of(array)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return None if found == expected else "it is not the array that was saved: its checksum is another one"
 
 
 def read_part(array: Any, box: Box) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
 
 NAME = "manifest.json"
@@ -65,10 +65,16 @@ class Manifest(BaseModel):
     """Axis name to size; empty where the state lay on one device without a mesh."""
     bytes: int
     leaves: dict[str, Leaf]
+    tokenizer: str | None = None
+    """Checksum of the run's `tokenizer.json`; None where there is none, or an earlier version wrote the checkpoint."""
+    log: tuple[int, str] | None = None
+    """The bytes of the run's log when the checkpoint was begun, and their checksum; None as for `tokenizer`."""
+    checksums: dict[str, str] = {}
+    """Of each array, by its name, and of `recipe.toml`; empty where an earlier version wrote the checkpoint."""
 
 
 def read(directory: Path) -> Manifest:
-    """Return the manifest of a checkpoint.
+    """Return the manifest of a checkpoint, which is as it was written. Those of earlier versions have no checksum.
 
     Raises:
         DamagedCheckpoint: it is missing or unreadable.
@@ -77,14 +83,19 @@ def read(directory: Path) -> Manifest:
     path = directory / NAME
     try:
         text = path.read_text(encoding="utf-8")
+        is_sealed = files.is_sealed(text)
         manifest = Manifest.model_validate_json(text)
     except FileNotFoundError:
         raise DamagedCheckpoint("it has no manifest.json", where=str(directory)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedCheckpoint(f"it cannot be read: {error}", where=str(path)) from error
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'text'}: {e['msg']}" for e in error.errors()[:3])
         raise DamagedCheckpoint(f"it is not a manifest: {found}", where=str(path)) from None
+    except files.Damaged as error:
+        raise DamagedCheckpoint(str(error), where=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedCheckpoint(f"it cannot be read: {error}", where=str(path)) from error
+    if manifest.checksums and not is_sealed:
+        raise DamagedCheckpoint("it has lost its checksum", where=str(path))
     if manifest.format != FORMAT:
         problem = f"it has format {manifest.format}, this trainkit reads format {FORMAT}"
         raise TrainkitError(problem, where=str(path), hint="use the trainkit that wrote it", exit_code=FAILED)
@@ -94,20 +105,5 @@ def read(directory: Path) -> Manifest:
 
 
 def write(directory: Path, manifest: Manifest) -> None:
-    """Write or replace the manifest atomically, and flush it to the disk. Raises OSError."""
-    path, fresh = directory / NAME, directory / f".{NAME}"
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(manifest.model_dump_json(indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_directory(directory)
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk, as fsync does with the contents of a file."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write or replace the manifest atomically, with its checksum, and flush it to the disk. Raises OSError."""
+    files.write(directory / NAME, files.seal(manifest.model_dump_json(indent=1)))

@@ -37,7 +37,7 @@ def restore(directory: Path, template: Any, *, under: str = "") -> Any:
     targets = named_leaves(template, under=under)
     stored = {name: leaf for name, leaf in manifest.leaves.items() if _within(name, under)}
     _check(directory, targets, stored)
-    opened, problems = arrays.open_all(directory / "arrays", stored)
+    opened, problems = arrays.open_all(directory / "arrays", stored, manifest.checksums)
     if problems:
         raise DamagedCheckpoint("; ".join(problems), where=str(directory))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -16,14 +17,16 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
-from trainkit import __version__
+from trainkit import __version__, files
 from trainkit.checkpoint import arrays, store
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.leaves import leaf_of, named_leaves
 from trainkit.checkpoint.manifest import FORMAT, KINDS, Kind, Leaf, Manifest
 from trainkit.checkpoint.snapshot import copy_leaves, parts, plain
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.log import NAME as LOG
 from trainkit.parallel import agreement, hosts
+from trainkit.rundir.directory import RECIPE
 
 #: The arrays of a checkpoint, each with the shape of a shard.
 Created: TypeAlias = dict[str, tuple[Leaf, tuple[int, ...]]]
@@ -43,6 +46,12 @@ class Provenance:
     began_with: str | None = None
     """Digest of the parameters of another run that the run began with; None if it did not."""
     aim_run: str | None = None
+    recipe_text: str = ""
+    """The resolved recipe, which the checkpoint keeps; empty where there is none."""
+    tokenizer: str | None = None
+    """Checksum of the run's tokenizer."""
+    log: tuple[int, str] | None = None
+    """The bytes of the run's log, and their checksum."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -115,9 +124,9 @@ class Saver:
         leaves = named_leaves(state)
         manifest = _manifest(leaves, step=step, kind=kind, provenance=provenance)
         if agreement.agree(ready=self._copy(leaves)):
-            self._in_flight = self._thread.submit(self._write, manifest, started)
+            self._in_flight = self._thread.submit(self._write, manifest, provenance.recipe_text, started)
         else:  # in all processes, even if only one has no memory
-            self._save_in_place(leaves, manifest, started)
+            self._save_in_place(leaves, manifest, provenance.recipe_text, started)
 
     def poll(self) -> None:
         """Call `on_saved` if a save has finished. Does not wait. Raises TrainkitError if the save failed."""
@@ -150,16 +159,16 @@ class Saver:
             return False
         return True
 
-    def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, started: float) -> None:
+    def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, recipe: str, started: float) -> None:
         """Write the state itself, where the devices have no memory for a copy: training waits for the disk."""
         self._snapshot = {name: plain(leaf) for name, leaf in leaves.items()}
         try:
-            self._in_flight = self._thread.submit(self._write, manifest, started)
+            self._in_flight = self._thread.submit(self._write, manifest, recipe, started)
             self.wait()
         finally:
             self._snapshot = {}  # these are the state's own buffers, which must not be reused
 
-    def _write(self, manifest: Manifest, started: float) -> Saved:
+    def _write(self, manifest: Manifest, recipe: str, started: float) -> Saved:
         """Write the checkpoint; where several processes train, each writes its own parts."""
         written = store.temporary(self._run, manifest.step, self._writer)
         final = store.directory_of(self._run) / str(manifest.step)
@@ -170,7 +179,7 @@ class Saver:
             opened: dict[str, Any] = {}
             self._in_turn("begun", lambda: opened.update(self._begin(root, manifest, created)), first=True)
             self._in_turn("written", lambda: self._write_parts(root, created, opened))
-            self._in_turn("committed", lambda: self._commit(written, final, manifest), first=True)
+            self._in_turn("committed", lambda: self._commit(written, final, manifest, recipe), first=True)
         except (OSError, ValueError) as error:
             if hosts.is_first():
                 shutil.rmtree(written, ignore_errors=True)
@@ -212,13 +221,21 @@ class Saver:
     def _write_parts(self, root: Path, created: Created, opened: dict[str, Any]) -> None:
         arrays.write(root, opened or arrays.create(root, created, exist=True), parts(self._snapshot))
 
-    def _commit(self, written: Path, final: Path, manifest: Manifest) -> None:
+    def _commit(self, written: Path, final: Path, manifest: Manifest, recipe: str) -> None:
         """Check what was written, give it its name, and remove older checkpoints."""
-        manifests.write(written, manifest)
+        checksums = {name: arrays.checksum_of(written / "arrays" / name) for name in manifest.leaves}
+        if recipe:
+            files.write(written / RECIPE, recipe)
+            checksums[RECIPE] = files.checksum_of(written / RECIPE)
+        manifests.write(written, manifest.model_copy(update={"checksums": checksums}))
         # read back from the disk before it gets its name, and before an older checkpoint is removed
         arrays.forget_cached(written / "arrays")
         if problems := store.verify(written, gently=True):
             raise OSError(f"what was written cannot be read back: {'; '.join(problems)}")
+        # what a resume reads besides the checkpoint must not be newer on the disk than the checkpoint
+        with contextlib.suppress(FileNotFoundError):
+            files.sync(self._run / LOG)
+        files.sync_directory(self._run)
         store.commit(written, final)
         store.retain(self._run, saved=manifest.step, keep_last=self._keep_last, held=self._held())
 
@@ -271,6 +288,8 @@ def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, provenance
         data=provenance.data,
         base=provenance.base,
         began_with=provenance.began_with,
+        tokenizer=provenance.tokenizer,
+        log=provenance.log,
         aim_run=provenance.aim_run,
         metrics=provenance.metrics,
         versions=_versions(),

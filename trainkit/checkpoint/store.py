@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from trainkit import files
 from trainkit.checkpoint import manifest as manifests
-from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync_directory
+from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
-from trainkit.rundir.directory import as_typed
+from trainkit.rundir.directory import RECIPE, as_typed
 
 T = TypeVar("T")
 _WRITING, _REMOVING, _ASIDE = ".tmp-", ".trash-", "set-aside-"
@@ -111,11 +112,21 @@ def verify(directory: Path, *, gently: bool = False) -> list[str]:
     except DamagedCheckpoint as error:
         return [error.problem]
     root = directory / "arrays"
-    opened, problems = arrays.open_all(root, manifest.leaves, gently=gently)
+    opened, problems = arrays.open_all(root, manifest.leaves, manifest.checksums, gently=gently)
     for name, array in opened.items():
         problems += [f"{name}: {problem}" for problem in arrays.damage(array)]
+    if (expected := manifest.checksums.get(RECIPE)) is not None:
+        problems += _other_file(directory / RECIPE, expected)
     present = {path.name for path in root.iterdir()} if root.is_dir() else set()
     return problems + [f"{name}: the manifest does not list it" for name in sorted(present - manifest.leaves.keys())]
+
+
+def _other_file(path: Path, expected: str) -> list[str]:
+    try:
+        found = files.checksum_of(path)
+    except OSError as error:
+        return [f"{path.name}: it cannot be read: {error.strerror}"]
+    return [] if found == expected else [f"{path.name}: it does not match its checksum"]
 
 
 def due(spec: Checkpoint, *, step: int, last_saved_time: float, now: float) -> Kind | None:
@@ -170,7 +181,7 @@ def commit(written: Path, final: Path) -> None:
         checkpoint_files.mark(written, keep=True)
     replaced = _trash(final) if final.exists() else None
     written.rename(final)
-    sync_directory(final.parent)
+    files.sync_directory(final.parent)
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)
 

@@ -8,8 +8,9 @@ from trainkit.text import neutralise
 
 
 def verify(run: RunOrStep) -> int:
-    """Compare every byte of checkpoints with their checksums."""
+    """Compare every byte of checkpoints with their checksums, and the run's files with its newest checkpoint."""
     from trainkit.checkpoint import store
+    from trainkit.run.recorded_inputs import find_problems
     from trainkit.rundir.find import find_run
 
     directory, step = find_run(run)
@@ -29,4 +30,7 @@ def verify(run: RunOrStep) -> int:
         print(f"{path}: {'damaged' if problems else 'ok'}", flush=True)
         for problem in problems:
             print(f"  {neutralise(problem)}", flush=True)
-    return FAILED if damaged else DONE
+    problems = find_problems(directory) if step is None else []
+    for problem in problems:
+        print(neutralise(problem), flush=True)
+    return FAILED if damaged or problems else DONE

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainkit import files
 from trainkit.events.attempts import current_events
 from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
@@ -52,6 +53,7 @@ class EventLog:
         self._torn = _ends_torn(self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._fd).st_size
+        self._checksum = int(files.checksum_of(self._path, self._size), 16)
         self._index = Writer(run_directory)
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
@@ -78,6 +80,11 @@ class EventLog:
         for alert, message in alerts:
             self.write("alert", step=step, kind=alert, message=message)
 
+    def mark(self) -> tuple[int, str] | None:
+        """Return the bytes of the log so far and their checksum, by which `damage` finds what has changed in them."""
+        with self._writing:
+            return self._size, files.as_digits(self._checksum)
+
     def close(self) -> None:
         """Close the log and its index."""
         self._index.close()
@@ -93,6 +100,7 @@ class EventLog:
         while left:  # a nearly full disk takes a part of the line, and reports the reason only at the next write
             written = os.write(self._fd, left)
             self._size += written
+            self._checksum = files.checksum(left[:written], self._checksum)
             left = left[written:]
         self._torn = False
         return self._size - len(line)
@@ -107,6 +115,9 @@ class SilentLog(EventLog):
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         if kind not in _OF_EARLIER_STEPS:
             self.step = step
+
+    def mark(self) -> None:
+        return None
 
     def close(self) -> None: ...
 
@@ -194,6 +205,18 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
                     yield from (event for _, event in parse(line) if event["type"] in kinds)
     except FileNotFoundError:
         return
+
+
+def damage(run_directory: Path, mark: tuple[int, str], *, step: int) -> str | None:
+    """Return what is wrong with the first bytes of a log, of which a `mark` was made at `step`; None if nothing is."""
+    path, (size, expected) = run_directory / NAME, mark
+    if path.exists() and files.checksum_of(path, size) == expected:
+        return None
+    seen = {event["step"] for event in read(run_directory) if event["type"] == "step"}
+    missing = [number for number in range(1, step + 1) if number not in seen]
+    lost = f"{len(missing)} of the steps up to {step} are missing, the first is {missing[0]}" if missing else ""
+    lost = lost or "no step is missing, but other events are or values differ"
+    return f"{NAME} is not as it was at step {step}: {lost}; training itself needs none of them"
 
 
 def last_attempt(run_directory: Path) -> int:

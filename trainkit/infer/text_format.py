@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from trainkit import files
 from trainkit.data.documents.chat_template import ChatTemplate, render, resolve_template
 from trainkit.data.hub_files import BESIDE, read_object
 from trainkit.data.tokenizer import load
@@ -74,9 +75,7 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
     # the tokenizer is copied last: if it exists, so do the others
     for name, content in (kept | {TOKENIZER: codec.path.read_bytes()}).items():
-        draft = directory / f".{name}"
-        draft.write_bytes(content)
-        draft.replace(directory / name)
+        files.write(directory / name, content)
 
 
 def check_texts(recipe: Recipe) -> None:

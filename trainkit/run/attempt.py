@@ -19,7 +19,7 @@ from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import EventLog, SilentLog, last_attempt, last_end, last_step
+from trainkit.events.log import EventLog, SilentLog, damage, last_attempt, last_end, last_step
 from trainkit.events.schema import Event
 from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic
@@ -132,6 +132,9 @@ def _run_to_end(
         announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
         for plugin in loaded.plugins:
             log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
+        mark = newest.manifest.log if newest and hosts.is_first() else None
+        if newest and mark and (problem := damage(directory, mark, step=newest.step)):
+            log.write("alert", step=log.step, kind="log", message=problem)
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
         with _imports_that_stay():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -220,21 +221,7 @@ def _state_in_use(recipe: Recipe, state: State) -> State:
     return with_averages(state) if recipe.evaluates_average else state
 
 
-def provenance_of(
-    recipe: Recipe,
-    data_fingerprint: str,
-    base: str | None,
-    began_with: str | None,
-    trackers: Sidecars,
-    log: EventLog,
-    last: bool,
-) -> Provenance:
+def provenance_of(facts: Provenance, trackers: Sidecars, log: EventLog, last: bool) -> Provenance:
     """Return what a checkpoint's manifest records besides the state; `last` of the run's last checkpoint."""
-    return Provenance(
-        recipe=recipe.fingerprint(),
-        data=data_fingerprint,
-        attempt=log.attempt,
-        base=base,
-        began_with=began_with,
-        aim_run=trackers.aim_run(patience=AIM_HASH_SECONDS if last else 0.0),
-    )
+    aim_run = trackers.aim_run(patience=AIM_HASH_SECONDS if last else 0.0)
+    return replace(facts, aim_run=aim_run, log=log.mark())

@@ -16,6 +16,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
+from trainkit.run.recorded_inputs import check_tokenizer, is_place, present_recipe, trained_recipe
 from trainkit.run.start import Start
 from trainkit.rundir.changes import check_changes, compare_rates
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
@@ -45,22 +46,28 @@ def prepare(
 
     Raises:
         TrainkitError: another process trains it, it is finished, the checkpoint does not exist, a key changed that must
-            not, or the learning rate would rise and `raise_rate` does not allow it.
+            not, by `overrides` or in recipe.toml, the learning rate would rise and `raise_rate` does not allow it, or a
+            file of the run is damaged.
     """
     with disk_errors(directory), hold_lock(directory):
-        old = recipe_of(directory)
-        new = recipe_of(directory, overrides) if overrides else old
+        newest = store.newest(directory)
+        info = store.find(directory, step) if step is not None else newest
+        check_tokenizer(directory, newest)
+        present = present_recipe(directory, newest)
+        old, unknown = trained_recipe(directory, newest, present)
+        new = recipe_of(directory, overrides) if overrides else present
         changed = differences(old.recipe, new.recipe)
-        check_changes(old.recipe, new.recipe, changed, reset_optimizer=reset_optimizer)
-        info = store.find(directory, step) if step is not None else store.newest(directory)
+        moved = {d.key for d in differences(old.recipe, present.recipe) if is_place(d)}
+        checked = [difference for difference in changed if difference.key not in moved]
+        check_changes(old.recipe, new.recipe, checked, reset_optimizer=reset_optimizer)
         if info and info.manifest.kind == "final" and not _has_work_left(directory, new.recipe, info.step, changed):
             raise _is_finished(directory, new.recipe, info.step)
         at = info.step if info else 0
         rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
-        if changed or new.changed_plugins:
+        if differences(present.recipe, new.recipe) or new.changed_plugins:
             replace_recipe(directory, new, attempt=last_attempt(directory))
     notes = [f"resuming from step {info.step}" if info else "there is no checkpoint: starting at step 0"]
-    notes += [*(f"recipe: {difference}" for difference in changed), *rates]
+    notes += [*unknown, *(f"recipe: {difference}" for difference in changed), *rates]
     notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
     notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)] if info else []
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_commands=forget_commands)

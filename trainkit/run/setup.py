@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.leaves import digest
-from trainkit.checkpoint.saver import size_of
+from trainkit.checkpoint.saver import Provenance, size_of
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
@@ -27,10 +27,12 @@ from trainkit.parallel.xla import use_compile_cache
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
+from trainkit.recipe.toml.values import dumps
 from trainkit.run.health import DataHealth, DiskSpace, Health, start_trackers
 from trainkit.run.job import Attempt, LoopEnd, provenance_of, run_loop
 from trainkit.run.prepare import Restart, prepare_training
 from trainkit.run.start import Start
+from trainkit.rundir.directory import tokenizer_checksum
 from trainkit.tasks import check_tokenizer
 from trainkit.tasks.text_metrics import build_text_metrics
 from trainkit.track.projections import enabled, require
@@ -77,8 +79,15 @@ def train(
     kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
     disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
-    base = base_digest(ready.state.frozen, recipe)
-    began_with = newest.manifest.began_with if newest else _log_parameters(recipe, ready.state, log)
+    facts = Provenance(
+        recipe=recipe.fingerprint(),
+        data=cache.fingerprint,
+        attempt=log.attempt,
+        base=base_digest(ready.state.frozen, recipe),
+        began_with=newest.manifest.began_with if newest else _log_parameters(recipe, ready.state, log),
+        recipe_text=dumps(recipe, loaded.origins, loaded.path),
+        tokenizer=tokenizer_checksum(directory),
+    )
 
     with contextlib.closing(SharedServer(Server(directory) if hosts.is_first() else None)) as server:
         attempt = Attempt(
@@ -86,7 +95,7 @@ def train(
             recipe=recipe,
             cache=cache,
             data=data,
-            provenance=partial(provenance_of, recipe, cache.fingerprint, base, began_with, trackers, log),
+            provenance=partial(provenance_of, facts, trackers, log),
             exporting=Exporting(directory, recipe, first=first, log=log) if recipe.export else None,
             server=server,
             signal=SharedSignals(signal),

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainkit import files
 from trainkit.text import format_bytes, format_time
 
 NAME = "keep"
@@ -50,7 +51,7 @@ class BestMark(NamedTuple):
 def best(run_directory: Path) -> BestMark | None:
     """Return the mark of a run's best checkpoint; None if there is none that can be read."""
     try:
-        found = json.loads((run_directory / "checkpoints" / BEST).read_text(encoding="utf-8"))
+        found = files.read_json(run_directory / "checkpoints" / BEST)
         return BestMark(int(found["step"]), str(found["metric"]), float(found["value"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -62,12 +63,19 @@ def mark_best(run_directory: Path, mark: BestMark | None) -> None:
     if mark is None:
         path.unlink(missing_ok=True)
         return
-    fresh = path.with_name(f".{BEST}")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(mark._asdict(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    files.write_json(path, mark._asdict())
+
+
+def aim_run(run_directory: Path) -> str | None:
+    """Return the hash of the Aim run that the newest checkpoint with one names; None if there is none."""
+    for step in sorted(present(run_directory) or (), reverse=True):
+        try:
+            found = files.read_json(run_directory / "checkpoints" / str(step) / "manifest.json").get("aim_run")
+        except (OSError, ValueError):
+            continue
+        if found:
+            return str(found)
+    return None
 
 
 def present(run_directory: Path) -> dict[int, bool] | None:

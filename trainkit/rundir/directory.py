@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -13,12 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import dumps
 
-RECIPE = "recipe.toml"
+RECIPE, TOKENIZER = "recipe.toml", "tokenizer.json"
 #: The directory of exports within a run; each export is named by its step.
 EXPORTS = "exports"
 #: In the directory of a trial: which sweep it belongs to.
@@ -44,7 +44,7 @@ def create(loaded: Loaded) -> Path:
             f"   or start another: --name {_free_name(runs, name)}",
         )
     try:
-        runs.mkdir(parents=True, exist_ok=True)
+        files.make_directory(runs)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=runs))
     except OSError as error:
         raise TrainkitError(
@@ -54,8 +54,9 @@ def create(loaded: Loaded) -> Path:
         ) from error
     try:
         draft.chmod(0o755)
-        (draft / RECIPE).write_text(dumps(loaded.recipe, loaded.origins, loaded.path), encoding="utf-8")
+        files.write(draft / RECIPE, dumps(loaded.recipe, loaded.origins, loaded.path))
         draft.rename(directory)
+        files.sync_directory(runs)
     except OSError as error:
         raise TrainkitError(
             f"the run's recipe cannot be written: {error.strerror}",
@@ -72,6 +73,12 @@ def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
     return load_resolved(directory / RECIPE, overrides)
 
 
+def tokenizer_checksum(directory: Path) -> str | None:
+    """Return the checksum of the tokenizer in a run's directory; None if there is none, as where data is no text."""
+    path = directory / TOKENIZER
+    return files.checksum_of(path) if path.exists() else None
+
+
 def write_sweep(directory: Path, *, name: str, trial: int, settings: Mapping[str, Any]) -> None:
     """Write which trial of a sweep a run is, for its trackers; the keys of `settings` are dotted."""
     parameters: dict[str, Any] = {}
@@ -81,32 +88,28 @@ def write_sweep(directory: Path, *, name: str, trial: int, settings: Mapping[str
         for part in tables:
             table = table.setdefault(part, {})
         table[last] = value
-    fresh = directory / f".{SWEEP}"
-    fresh.write_text(json.dumps({"name": name, "trial": trial, "parameters": parameters}) + "\n", encoding="utf-8")
-    fresh.replace(directory / SWEEP)
+    files.write_json(directory / SWEEP, {"name": name, "trial": trial, "parameters": parameters})
 
 
 def read_sweep(directory: Path) -> dict[str, Any] | None:
     """Return what `write_sweep` wrote; None of a run that belongs to no sweep."""
     try:
-        found: dict[str, Any] = json.loads((directory / SWEEP).read_text(encoding="utf-8"))
+        return files.read_json(directory / SWEEP)
     except FileNotFoundError:
         return None
-    return found
 
 
 def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
     """Write a changed recipe, and keep the one of the attempts so far as `recipe.before-ATTEMPT.toml`."""
-    new = directory / f".{RECIPE}.new"
-    new.write_text(dumps(loaded.recipe, loaded.origins, loaded.path), encoding="utf-8")
-    shutil.copy2(directory / RECIPE, directory / _before(attempt))
-    os.replace(new, directory / RECIPE)
+    files.write(directory / _before(attempt), (directory / RECIPE).read_bytes())
+    files.write(directory / RECIPE, dumps(loaded.recipe, loaded.origins, loaded.path))
 
 
 def restore_recipe(directory: Path, *, attempt: int) -> None:
     """Restore the recipe that `replace_recipe` kept for `attempt`, if it kept one."""
     with suppress(FileNotFoundError):
         os.replace(directory / _before(attempt), directory / RECIPE)
+        files.sync_directory(directory)
 
 
 def _before(attempt: int) -> str:

@@ -1,0 +1,81 @@
+"""Whether the recipe and the tokenizer in a run's directory are those that its newest checkpoint was trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainkit.checkpoint import store
+from trainkit.checkpoint.store import Info
+from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.log import damage, of_kinds
+from trainkit.recipe.toml.load import Loaded, load_resolved
+from trainkit.recipe.toml.values import Difference, differences
+from trainkit.rundir.directory import RECIPE, TOKENIZER, as_typed, recipe_of, tokenizer_checksum
+
+
+def present_recipe(directory: Path, newest: Info | None) -> Loaded:
+    """Return the recipe in a run's directory. Raises TrainkitError, which names the copy in the checkpoint `newest`."""
+    try:
+        return recipe_of(directory)
+    except TrainkitError as error:
+        if newest is None or not (newest.directory / RECIPE).exists():
+            raise
+        copy = f"cp {as_typed(newest.directory / RECIPE)} {as_typed(directory / RECIPE)}"
+        hint = f"{error.hint}   " * bool(error.hint) + f"to restore the recipe of step {newest.step}: {copy}"
+        raise TrainkitError(error.problem, where=error.where, hint=hint, exit_code=error.exit_code) from error
+
+
+def trained_recipe(directory: Path, newest: Info | None, present: Loaded) -> tuple[Loaded, list[str]]:
+    """Return the recipe that the run was last trained with, and a line if it is unknown, which is then `present`.
+
+    It is `present` too if recipe.toml is as the last attempt found it.
+    """
+    *_, last = (None, *(event["recipe"] for event in of_kinds(directory, "run_started")))
+    if newest is None or present.recipe.fingerprint() in (newest.manifest.recipe, last):
+        return present, []
+    edited = f"{RECIPE} has changed since the checkpoint of step {newest.step} was written"
+    if RECIPE not in newest.manifest.checksums:
+        return present, [f"{edited}; an earlier version wrote it, so the changed keys are unknown"]
+    try:
+        return load_resolved(newest.directory / RECIPE), []
+    except TrainkitError as error:  # such as a plugin that is gone
+        return present, [f"{edited}; the recipe in the checkpoint cannot be read: {error.problem}"]
+
+
+def find_problems(directory: Path) -> list[str]:
+    """Return how the recipe, the tokenizer and the log of a run differ from its newest checkpoint, a sentence each."""
+    problems: list[str] = []
+    if (newest := store.newest(directory)) is None:
+        return problems
+    try:
+        check_tokenizer(directory, newest)
+    except TrainkitError as error:
+        problems.append(f"{error.where}: {error.problem}")
+    try:
+        present = present_recipe(directory, newest)
+        trained, unknown = trained_recipe(directory, newest, present)
+        changed = [str(d) for d in differences(trained.recipe, present.recipe) if not is_place(d)]
+        problems += [f"{as_typed(directory / RECIPE)}: {line}" for line in (*unknown, *changed)]
+    except TrainkitError as error:
+        problems.append(f"{error.where}: {error.problem}")
+    mark = newest.manifest.log
+    if mark is not None and (problem := damage(directory, mark, step=newest.step)):
+        problems.append(f"{as_typed(directory)}: {problem}")
+    return problems
+
+
+def is_place(difference: Difference) -> bool:
+    """Return whether a difference says only where a file is, as in a run that was moved: its content is checked."""
+    return all(isinstance(value, str) and Path(value).is_absolute() for value in (difference.old, difference.new))
+
+
+def check_tokenizer(directory: Path, newest: Info | None) -> None:
+    """Raise TrainkitError if the run's tokenizer is not the one that the checkpoint `newest` was trained with."""
+    expected = newest.manifest.tokenizer if newest else None
+    if newest is not None and expected is not None and tokenizer_checksum(directory) != expected:
+        raise TrainkitError(
+            f"the run's tokenizer is missing, damaged or another one than at step {newest.step}",
+            where=str(directory / TOKENIZER),
+            hint="bring the file back as it was: a copy is where the recipe's tokenizer came from, or in an export",
+            exit_code=FAILED,
+        )
