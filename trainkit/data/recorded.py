@@ -7,7 +7,6 @@ still be computed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainkit import files
 from trainkit.data.batches.mixture import stages_of
 from trainkit.data.batches.order import MIXTURE_BLOCK
 from trainkit.data.cache import ledger, shards
@@ -58,10 +58,7 @@ class _OtherData(TrainkitError):
 
 def keep(cache: Cache, run: Path) -> None:
     """Record in the run's directory which data it is trained on. Raises OSError."""
-    record = asdict(Recorded(cache.fingerprint, cache.ledgers))
-    draft = run / f".{NAME}"
-    draft.write_text(json.dumps(record), encoding="utf-8")
-    draft.replace(run / NAME)
+    files.write_json(run / NAME, asdict(Recorded(cache.fingerprint, cache.ledgers)))
 
 
 def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
@@ -79,7 +76,7 @@ def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
 def read(run: Path) -> Recorded | None:
     """Return what a run recorded; None if an earlier version began the run."""
     try:
-        record = json.loads((run / NAME).read_bytes())
+        record = files.read_json(run / NAME)
         return Recorded(str(record["fingerprint"]), tuple(map(str, record["ledgers"])))
     except (OSError, ValueError, KeyError, TypeError):
         return None

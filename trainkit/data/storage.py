@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from trainkit import files
 from trainkit.errors import TrainkitError
 
 _TEMPORARY = ".tmp-"
@@ -59,7 +60,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     with refusals(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directory(path.parent)
         file = temporary.open("wb")
     try:
         yield _Guarded(file, path)  # type: ignore[misc]
@@ -68,12 +69,19 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             file.close()
             temporary.rename(path)
+            files.sync_directory(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # the disk that refused the data may refuse the rest of the buffer again
             file.close()
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write or replace a file with a JSON object and its checksum, for `files.read_json`. Raises TrainkitError."""
+    with writing(path) as out:
+        out.write(files.seal(json.dumps(value, indent=1)).encode())
 
 
 class _Guarded:
@@ -90,7 +98,7 @@ class _Guarded:
 def check_format(cache: Path, versions: Collection[int]) -> None:
     """Raise TrainkitError if the cache was made by a version of trainkit whose files cannot be used beside today's."""
     try:
-        version = json.loads((cache / "format.json").read_bytes())["format"]
+        version = files.read_json(cache / "format.json")["format"]
     except (FileNotFoundError, NotADirectoryError):
         # the first version wrote no such file
         if not (cache / "shards").is_dir():
@@ -109,8 +117,7 @@ def check_format(cache: Path, versions: Collection[int]) -> None:
 def write_format(cache: Path, version: int) -> None:
     """Write the format of a new cache. Raises TrainkitError."""
     if not (cache / "format.json").exists():
-        with writing(cache / "format.json") as out:
-            out.write(json.dumps({"format": version}).encode())
+        write_json(cache / "format.json", {"format": version})
 
 
 def remove(cache: Path) -> None:
@@ -121,16 +128,6 @@ def remove(cache: Path) -> None:
             if (cache / name).is_dir():
                 shutil.rmtree(cache / name)
         (cache / "format.json").unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in a directory survive a power cut. Raises TrainkitError."""
-    with refusals(directory):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def sweep(directory: Path) -> None:

@@ -21,6 +21,7 @@ from trainkit.data.cache.shards import Shard
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import map_file, writing
 from trainkit.errors import TrainkitError
+from trainkit.files import checksum
 from trainkit.recipe.sections.data import Encoding, Pack, Pad, Windows
 
 #: Raise it when the same documents would give other spans than before.
@@ -162,36 +163,37 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarra
 def load(
     cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1
 ) -> PackedSpans:
-    """Return the spans of a shard, mapped into memory, after writing them if the cache lacks them. Raises
-    TrainkitError."""
+    """Return the spans of a shard, mapped into memory, after writing them if the cache lacks them or has them damaged
+    or, from an earlier version, without a checksum. Raises TrainkitError."""
     parts = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
     key = of_value(parts if shift else [*parts, "not shifted"])
     path = cache / "frames" / f"{key}.npy"
     try:
         return _read(path)
-    except FileNotFoundError:
-        spans = find_spans(spec, length, ends, tokens, shift=shift)
-        _write(path, spans)
-        return _read(path)
-    except (OSError, ValueError, EOFError) as error:
+    except (FileNotFoundError, ValueError):
+        _write(path, find_spans(spec, length, ends, tokens, shift=shift))
+    except OSError as error:
         raise TrainkitError(f"cannot read it: {error}", where=str(path), hint="delete it: it is rebuilt") from error
+    return _read(path)
 
 
 def _write(path: Path, packed: PackedSpans) -> None:
-    """Write one flat array of int64: the numbers of examples and spans, the counts, and the arrays."""
+    """Write one flat array of int64: the numbers of examples and spans, the counts, the arrays, and a checksum."""
     head = [len(packed), len(packed.starts), *packed.counts]
     arrays = (packed.offsets, packed.starts, packed.lengths, packed.contexts)
     with writing(path) as out:
-        out.write(np.concatenate([head, *arrays]).astype("<i8").tobytes())
+        content = np.concatenate([head, *arrays]).astype("<i8")
+        out.write(np.append(content, checksum(content)).tobytes())
 
 
 def _read(path: Path) -> PackedSpans:
-    whole = map_file(path).view("<i8")
+    stored = map_file(path).view("<i8")
+    whole = stored[:-1]
+    if checksum(whole) != stored[-1]:
+        raise ValueError("it does not match its checksum")
     examples, spans = whole[:2].tolist()
     head = 2 + len(PackingCounts._fields)
     counts = PackingCounts(*whole[2:head].tolist())
-    if len(whole) != head + examples + 1 + 3 * spans:
-        raise ValueError("it is cut off")
     cuts = [examples + 1, examples + 1 + spans, examples + 1 + 2 * spans]
     offsets, starts, lengths, contexts = np.split(whole[head:], cuts)
     return PackedSpans(offsets, starts, lengths, contexts, counts)

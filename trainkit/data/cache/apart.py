@@ -8,8 +8,6 @@ complete, and stored under the names of the ledgers that it follows from.
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,9 +19,10 @@ from trainkit.data.cache.sets import Set
 from trainkit.data.cache.shards import LEARNED, LabelArrayShard, Shard
 from trainkit.data.cache.stream import Section, Stream
 from trainkit.data.sources.digests import of_value
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_json, writing
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
+from trainkit.files import checksum, read_json
 
 #: Raise it when the same documents would be left out differently than before.
 _APART_FORMAT = 1
@@ -34,8 +33,8 @@ def find_apart(cache: Path, group: Set) -> bool:
     assert group.apart is not None
     held_out = group.streams["held-out"].all
     try:
-        table = json.loads(_path(cache, group).read_bytes())
-        written = {int(number): Shard.from_json(shard) for number, shard in table.items()}
+        table = read_json(_path(cache, group))
+        written = {int(number): Shard.from_json(shard) for number, shard in table.get("shards", table).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     if any(shards.find(cache, shard.key) is None for shard in written.values()):
@@ -66,8 +65,7 @@ def make_apart(cache: Path, group: Set, codec: LoadedTokenizer | None) -> None:
     for number in range(len(held_out.sections)):
         if (keep := _which_stay(held_out, number, copies)) is not None:
             written[str(number)] = asdict(_write(cache, held_out, number, keep, codec))
-    with writing(_path(cache, group)) as out:
-        out.write(json.dumps(written).encode())
+    write_json(_path(cache, group), {"shards": written})
     found = find_apart(cache, group)
     assert found, "what was written can be read"
 
@@ -132,7 +130,7 @@ def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: Lo
         entries=len(documents),
         # the bytes of single documents are not known
         bytes=round(section.bytes * len(tokens) / max(1, section.tokens)),
-        crc32=zlib.crc32(content),
+        crc32=checksum(content),
         learned=len(tokens) if marks is None else int((marks & LEARNED != 0).sum()),
         unknown=0 if codec is None or codec.unknown is None else int((tokens == codec.unknown).sum()),
         highest=int(tokens.max()) if len(tokens) else 0,

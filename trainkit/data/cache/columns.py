@@ -9,17 +9,16 @@ CACHE/reference/KEY.partial.npz   columns that are not complete yet, and which b
 from __future__ import annotations
 
 import io
-import json
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_json, writing
+from trainkit.files import checksum, read_json
 
 #: Arrays (examples, …) in float32 by name.
 Columns: TypeAlias = dict[str, np.ndarray]
@@ -32,9 +31,9 @@ _PROGRESS = "batches_done"
 def read_columns(path: Path, shapes: Shapes) -> Columns | None:
     """Return the columns in a file; None if it is missing, damaged, or has other shapes."""
     try:
-        record = json.loads(path.with_suffix(".json").read_bytes())
+        record = read_json(path.with_suffix(".json"))
         content, examples = path.read_bytes(), int(record["examples"])
-        intact = zlib.crc32(content) == record["crc32"]
+        intact = checksum(content) == record["crc32"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     sizes = [examples * math.prod(shapes[name]) for name in sorted(shapes)]
@@ -50,8 +49,7 @@ def write_columns(path: Path, columns: Columns) -> None:
     with writing(path) as file:
         file.write(content)
     examples = len(next(iter(columns.values())))
-    with writing(path.with_suffix(".json")) as file:
-        file.write(json.dumps({"examples": examples, "crc32": zlib.crc32(content)}).encode())
+    write_json(path.with_suffix(".json"), {"examples": examples, "crc32": checksum(content)})
     _partial(path).unlink(missing_ok=True)
 
 

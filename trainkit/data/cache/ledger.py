@@ -6,7 +6,6 @@ ledger of the sources as they are now is found by its name, or does not exist.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from trainkit.data.cache.shards import Encoding, Shard
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split
 from trainkit.data.sources.units import Unit
-from trainkit.data.storage import sync_directory, writing
+from trainkit.data.storage import write_json
+from trainkit.files import read_json
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def name_of_keys(keys: Sequence[str], limit: int | None) -> str:
 def find(cache: Path, name: str) -> Ledger | None:
     """Return the ledger of a name; None unless it exists with all its shards."""
     try:
-        table = json.loads(_path(cache, name).read_bytes())
+        table = read_json(_path(cache, name))
         ledger = Ledger(
             table["split"],
             table["tokenizer"],
@@ -64,7 +64,7 @@ def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
     """Return the files that a ledger was made from, each with `name`, `path`, `kind`, `digest`, its first `unit` and
     how many `units` it is divided into; None if there is no such ledger, or an earlier version wrote it."""
     try:
-        files = json.loads(_path(cache, name).read_bytes())["files"]
+        files = read_json(_path(cache, name))["files"]
         return list(files) if all({"kind", "unit", "units"} <= file.keys() for file in files) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -72,7 +72,6 @@ def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
 
 def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: int | None) -> None:
     """Write a ledger whose shards are complete, with the files it was made from. Raises TrainkitError."""
-    sync_directory(cache / "shards")
     files = [
         {
             "name": file.name,
@@ -89,10 +88,7 @@ def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: i
     ]
     totals = {name: sum(getattr(s, name) for s in ledger.shards) for name in ("tokens", "documents", "bytes")}
     table = {"format": shards.FORMAT, **asdict(ledger), **totals, "limit": limit, "files": files}
-    path = _path(cache, name)
-    with writing(path) as out:
-        out.write(json.dumps(table, indent=1).encode())
-    sync_directory(path.parent)
+    write_json(_path(cache, name), table)
 
 
 def _path(cache: Path, name: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from array import array
 from collections.abc import Iterator
 from itertools import groupby
@@ -19,6 +18,7 @@ from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
+from trainkit.files import checksum
 
 
 class _Row:
@@ -244,4 +244,4 @@ class ShardWriter:
 
     def _append(self, data: bytes) -> None:
         self._file.write(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
+        self.crc32 = checksum(data, self.crc32)

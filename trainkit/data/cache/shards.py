@@ -18,7 +18,6 @@ processes that make the same shard make the same file. Its arrays follow one ano
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +31,8 @@ from trainkit.data.documents.labels import Labels
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split, treatment
 from trainkit.data.sources.units import Unit
-from trainkit.data.storage import map_file, writing
+from trainkit.data.storage import map_file, write_json
+from trainkit.files import Damaged, checksum, read_json
 
 #: Raise it when the same files and tokenizer would give other shards than before.
 FORMAT = 4
@@ -42,6 +42,8 @@ FORMATS = (2, 3, FORMAT)
 EXAMPLES = 20
 #: For each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
+#: The shards that this process has compared with their checksums, which several streams may share.
+_CHECKED: dict[Path, tuple[int, ...]] = {}
 #: Bits of the marks.
 LEARNED, SECOND, FURTHER = 1, 2, 4
 
@@ -243,7 +245,7 @@ def may_be_used(shard: Shard, unit: Unit, on_error: str) -> bool:
 def find(cache: Path, key: str) -> Shard | None:
     """Return the shard with a name; None unless it exists and its file has the right size."""
     try:
-        shard = Shard.from_json(json.loads((cache / "shards" / f"{key}.json").read_bytes()))
+        shard = Shard.from_json(read_json(cache / "shards" / f"{key}.json"))
         size = path_of(cache, key).stat().st_size
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -252,8 +254,21 @@ def find(cache: Path, key: str) -> Shard | None:
 
 def commit(cache: Path, shard: Shard) -> None:
     """Record that a shard is complete. Raises TrainkitError."""
-    with writing(cache / "shards" / f"{shard.key}.json") as out:
-        out.write(json.dumps(asdict(shard)).encode())
+    write_json(cache / "shards" / f"{shard.key}.json", asdict(shard))
+
+
+def check(cache: Path, shard: Shard) -> None:
+    """Compare the file of a shard with its checksum, once in each process.
+
+    Raises OSError or ValueError if it is gone or cut off, and Damaged if its content has changed.
+    """
+    path = path_of(cache, shard.key)
+    status = path.stat()
+    seen = (shard.crc32, status.st_ino, status.st_size, status.st_mtime_ns)
+    if shard.size and _CHECKED.get(path) != seen:
+        if checksum(map_file(path, shard.size)) != shard.crc32:
+            raise Damaged("it does not match its checksum")
+        _CHECKED[path] = seen
 
 
 def open_arrays(cache: Path, shard: Shard) -> Arrays:

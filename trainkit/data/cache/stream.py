@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trainkit.data.cache import shards
 from trainkit.data.cache.shards import Arrays, Shard
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.files import Damaged
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ class Stream:
         self._sizes: list[int] = []
         self._first_bytes: list[int] = []
         self._mapped = 0
+        #: The sections whose shards have not been compared with their checksums, because nobody has used them yet.
+        self._unchecked: set[int] = set()
+        self._checking = threading.Lock()
         self._firsts = self._lengths = np.zeros(0, np.int64)
 
     def extend(self, sections: Sequence[Section]) -> None:
@@ -124,10 +130,11 @@ class Stream:
         """Return the label of the document that token `start` belongs to; the documents must have labels."""
         self._map()
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
+        self._check(number)
         return self._arrays[number].label_at(start - int(self._firsts[number]))
 
     def arrays(self, number: int) -> Arrays:
-        """Return the arrays of a section's whole shard."""
+        """Return the arrays of a section's whole shard, which need not have been compared with its checksum."""
         self._map()
         return self._arrays[number]
 
@@ -137,6 +144,8 @@ class Stream:
         Rows are gathered one by one, as bytes: with many shards no numpy operation on all rows is faster.
         """
         self._map()
+        if self._unchecked:
+            self._check_windows(starts, width)
         item, size = self.dtype.itemsize, width * self.dtype.itemsize
         views, sizes, firsts = self._bytes, self._sizes, self._first_bytes
         rows: list[memoryview | bytes] = []
@@ -160,6 +169,8 @@ class Stream:
         """Return the marks of the same tokens, uint8 (n, width); `LEARNED` where a shard has none."""
         self._map()
         rows = np.full((len(starts), width), shards.LEARNED, np.uint8)
+        if self._unchecked:
+            self._check_windows(starts, width)
         which = np.searchsorted(self._firsts, starts, side="right") - 1
         for row, number, start in zip(rows, which.tolist(), (starts - self._firsts[which]).tolist(), strict=True):
             filled = 0
@@ -224,6 +235,7 @@ class Stream:
             return
         with self._changed:
             for section in self.sections[len(self._arrays) :]:
+                self._unchecked.add(len(self._arrays))
                 self._arrays.append(self.open(section.shard))
             for section, arrays in list(zip(self.sections, self._arrays, strict=False))[self._mapped :]:
                 self._bytes.append(arrays.tokens.data.cast("B"))
@@ -233,14 +245,37 @@ class Stream:
             self._first_bytes = (self._firsts * self.dtype.itemsize).tolist()
             self._mapped = len(self._arrays)
 
+    def _check_windows(self, starts: np.ndarray, width: int) -> None:
+        """Check the sections that hold `width` tokens from each of `starts`."""
+        first, last = (np.searchsorted(self._firsts, at, side="right") - 1 for at in (starts, starts + width - 1))
+        for begin, end in np.unique(np.stack([first, last]), axis=1).T.tolist():
+            for number in range(begin, end + 1):
+                self._check(number)
+
+    def _check(self, number: int) -> None:
+        """Compare the shard of a section with its checksum, if that was not done yet.
+
+        Raises TrainkitError if it is damaged: to train on it would be to train on other data without knowing.
+        """
+        if number not in self._unchecked:
+            return
+        with self._checking:
+            if number in self._unchecked:
+                self._refuse_unreadable(shards.check, self.sections[number].shard)
+                self._unchecked.discard(number)
+
     def open(self, shard: Shard) -> Arrays:
         """Map a shard into memory. Raises TrainkitError."""
+        return self._refuse_unreadable(shards.open_arrays, shard)
+
+    def _refuse_unreadable(self, read: Callable[[Path, Shard], T], shard: Shard) -> T:
         try:
-            return shards.open_arrays(self._cache, shard)
+            return read(self._cache, shard)
         except (OSError, ValueError) as error:
+            damaged = isinstance(error, Damaged)
             raise TrainkitError(
                 f"cannot read a shard of the cache: {error}",
                 where=str(shards.path_of(self._cache, shard.key)),
-                hint="trainkit cache-data RECIPE makes it again",
+                hint=f"trainkit cache-data RECIPE{' --repair' * damaged} makes it again",
                 exit_code=FAILED,
             ) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ from trainkit.data import jobs
 from trainkit.data.cache.shards import Shard
 from trainkit.data.jobs import Reporter, Stop, Tell
 from trainkit.data.sources.files import chunks
+from trainkit.files import checksum, read_json
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,15 @@ def _problem(cache: Path, note: Path, reporter: Reporter, stop: Stop) -> tuple[i
     """Return (bytes, file, what is wrong with it or nothing)."""
     path = note.with_suffix(".shard")
     try:
-        shard = Shard.from_json(json.loads(note.read_bytes()))
+        shard = Shard.from_json(read_json(note))
         size = path.stat().st_size
         if size != shard.size:
             return size, path, f"has {size:,} bytes instead of {shard.size:,}"
-        checksum = 0
+        found = 0
         with path.open("rb") as file:
             for chunk in chunks(file):
                 stop.check()
-                checksum = zlib.crc32(chunk, checksum)
+                found = checksum(chunk, found)
                 reporter.add(bytes=len(chunk))
     except FileNotFoundError:
         return 0, path, "is missing"
@@ -61,4 +60,4 @@ def _problem(cache: Path, note: Path, reporter: Reporter, stop: Stop) -> tuple[i
         return 0, path, f"cannot be read: {error}"
     if shard.key != note.stem:
         return size, path, f"is the shard {shard.key}"
-    return size, path, "" if checksum == shard.crc32 else "does not match its checksum"
+    return size, path, "" if found == shard.crc32 else "does not match its checksum"

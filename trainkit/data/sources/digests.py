@@ -25,8 +25,9 @@ from trainkit.data.sources.files import chunks, is_remote, open_raw
 from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.patterns import files_below
 from trainkit.data.sources.source_file import SourceFile, check_unchanged, row_spans
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_json
 from trainkit.errors import TrainkitError
+from trainkit.files import read_json
 from trainkit.recipe.sections.data import Source
 
 #: The coarsest clock of a file system in use ticks every 2 s.
@@ -202,7 +203,7 @@ def _memory(cache: Path, files: tuple[SourceFile, ...]) -> Path:
 def _load(memory: Path) -> dict[str, _Entry]:
     """Return what is remembered: nothing if the file is missing or damaged, since all sources can be read again."""
     try:
-        table = json.loads(memory.read_bytes())
+        table = read_json(memory)
         return {
             key: _Entry(tuple(stat), identity, Content(digest, tuple(Span(*span) for span in spans)), at)
             for key, (stat, identity, digest, spans, at) in table.items()
@@ -216,8 +217,7 @@ def _save(memory: Path, entries: dict[str, _Entry]) -> None:
         key: (e.stat, e.identity, e.content.digest, [astuple(span) for span in e.content.spans], e.read_at_ns)
         for key, e in entries.items()
     }
-    with writing(memory) as out:
-        out.write(json.dumps(table).encode())
+    write_json(memory, table)
 
 
 def _ignore(_: int) -> None:

@@ -15,8 +15,9 @@ from trainkit.data.documents.pieces import Refuse, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
 from trainkit.data.sources.patterns import Stat, stat_of_directory
 from trainkit.data.sources.source_file import Rows, SourceFile, SourceRow
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_json
 from trainkit.errors import TrainkitError
+from trainkit.files import read_json
 from trainkit.recipe.sections.source import HuggingFace
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -99,12 +100,11 @@ def _commit(source: HuggingFace, cache: Path) -> str:
     key = hashlib.blake2b(json.dumps([source.id, source.revision]).encode(), digest_size=16).hexdigest()
     memory = cache / "hub" / f"{key}.json"
     try:
-        return str(json.loads(memory.read_bytes())["commit"])
+        return str(read_json(memory)["commit"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     commit = _ask(source)
-    with writing(memory) as out:
-        out.write(json.dumps({"id": source.id, "revision": source.revision, "commit": commit}).encode())
+    write_json(memory, {"id": source.id, "revision": source.revision, "commit": commit})
     return commit
 
 

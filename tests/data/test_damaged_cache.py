@@ -1,0 +1,77 @@
+"""What is damaged in the cache is an error before anything is trained on it, or is made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import data_room as room
+import numpy as np
+import pytest
+
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import shards
+from trainkit.errors import FAILED, TrainkitError
+
+
+def zero(content: bytearray) -> None:
+    content[:] = bytes(len(content))
+
+
+def flip_a_bit(content: bytearray) -> None:
+    content[len(content) // 3] ^= 8
+
+
+def change(path: Path, harm: object) -> None:
+    content = bytearray(path.read_bytes())
+    harm(content)  # type: ignore[operator]
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [zero, flip_a_bit])
+def test_a_damaged_shard_is_an_error_with_its_path_before_the_first_batch_with_its_tokens(tmp_path, harm):
+    recipe = room.recipe(tmp_path, room.write_texts(tmp_path / "text", 12) / "*/*.txt", shuffle=False)
+    before = caches.build(recipe)
+    whole = TrainSet(before, recipe).batch(0)
+    (shard, *_) = before.shards
+    change(shards.path_of(before.directory, shard.key), harm)
+    cache = caches.find(recipe)
+    assert cache is not None, "its size is right"
+    with pytest.raises(TrainkitError, match="does not match its checksum") as refused:
+        TrainSet(cache, recipe).batch(0)
+    assert refused.value.where == str(shards.path_of(before.directory, shard.key))
+    assert "--repair" in refused.value.hint and refused.value.exit_code == FAILED
+    shards.path_of(before.directory, shard.key).unlink()
+    again = TrainSet(caches.build(recipe), recipe).batch(0)
+    np.testing.assert_array_equal(again["tokens"], whole["tokens"])
+
+
+def test_a_shard_is_compared_with_its_checksum_when_it_is_first_used_and_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainkit.data.sources.units.LARGE", 1)
+    recipe = room.recipe(tmp_path, room.write_texts(tmp_path / "text", 12) / "*/*.txt", shuffle=False, batch_size=1)
+    data, compared = TrainSet(caches.build(recipe), recipe), []
+    check = shards.check
+    monkeypatch.setattr(shards, "check", lambda cache, shard: (compared.append(shard.key), check(cache, shard)))
+    data.batch(0)
+    assert 0 < len(compared) < 12, "only those of this batch"
+    for step in range(data.examples):
+        data.batch(step)
+    assert len(compared) == len(set(compared)) == 12
+
+
+def test_every_flipped_bit_of_a_ledger_or_a_note_of_a_shard_is_found(tmp_path):
+    recipe = room.recipe(tmp_path, room.write_texts(tmp_path / "text", 3) / "*/*.txt")
+    caches.build(recipe)
+    for name in ("ledgers", "shards"):
+        path = next((tmp_path / "cache" / name).glob("*.json"))
+        whole = path.read_bytes()
+        for bit in range(0, 8 * len(whole), 97):
+            torn = bytearray(whole)
+            torn[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(torn)
+            if name == "ledgers":
+                assert caches.find(recipe) is None, bit
+            else:
+                assert shards.find(tmp_path / "cache", path.stem) is None, bit
+        path.write_bytes(whole)
+    assert caches.find(recipe) is not None
