@@ -357,6 +357,28 @@ def test_progress_is_written_whole_and_a_torn_one_is_none(tmp_path: Path) -> Non
     assert projections.read_progress(tmp_path, "aim") is None
 
 
+def test_a_damaged_file_of_progress_makes_no_second_aim_run(tmp_path: Path) -> None:
+    known = projections.TrackerProgress(run="abc", repository=str(tmp_path), offset=12)
+    projections.write_progress(tmp_path, "aim", known)
+    path = tmp_path / "aim.json"
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 13):
+        torn = bytearray(whole)
+        torn[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(torn)
+        with pytest.raises(TrainkitError, match="it alone knows which run of Aim") as refused:
+            projections.known_progress(tmp_path, "aim", tmp_path)
+        assert refused.value.where == str(path) and "delete it" in refused.value.hint
+    path.write_text("")
+    for step, run in ((3, "abc"), (5, None)):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / "manifest.json").write_text(json.dumps({"aim_run": run}))
+    again = projections.known_progress(tmp_path, "aim", tmp_path)
+    assert again == projections.TrackerProgress(run="abc", repository=str(tmp_path.resolve())), "copied from the start"
+    path.unlink()
+    assert projections.known_progress(tmp_path, "aim", tmp_path) is None
+
+
 ALL = """
 import sys
 from pathlib import Path

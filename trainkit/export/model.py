@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from trainkit import models
+from trainkit import files, models
 from trainkit.checkpoint.store import Info, checkpoint_of, read_checkpoint
 from trainkit.data.tokenizer import vocabulary
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
@@ -127,11 +127,13 @@ def draft(out: Path) -> Iterator[Path]:
         try:
             temporary.chmod(0o755)
             yield temporary
+            files.sync_tree(temporary)
             if existed:
                 for path in list(temporary.iterdir()):
                     path.replace(out / path.name)
             else:
                 temporary.replace(out)
+            files.sync_directory(parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainkit import files
 from trainkit.errors import TrainkitError
 from trainkit.events.log import as_logged, number
 from trainkit.hub.recipe import load
@@ -86,6 +87,8 @@ class Record:
         torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
         with path.open("ab", buffering=0) as file:
             file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+        files.sync(path)
+        files.sync_directory(self.directory)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ The step is that of training. What lies beyond the step from which a run resumes
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -34,12 +33,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from trainkit.errors import TrainkitError
+from trainkit import files
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import number
 from trainkit.events.plain_log import text
 from trainkit.events.schema import Event
 from trainkit.recipe.optimizers.parameters import is_stacked
 from trainkit.recipe.sections.outputs import Track
+from trainkit.rundir import checkpoint_files
 from trainkit.text import neutralise
 
 Name = Literal["aim", "tensorboard", "wandb"]
@@ -144,17 +145,35 @@ def require(name: Name) -> None:
 def read_progress(run_directory: Path, name: Name) -> TrackerProgress | None:
     """Return how far a run has been copied; None if it never was, or if another version wrote the file."""
     try:
-        fields: Any = json.loads((run_directory / f"{name}.json").read_text(encoding="utf-8"))
-        return TrackerProgress(**fields)
+        return TrackerProgress(**files.read_json(run_directory / f"{name}.json"))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
+def known_progress(run_directory: Path, name: Name, repository: Path) -> TrackerProgress | None:
+    """Return how far a run has been copied, as `read_progress`; where Aim's file is damaged, from the beginning of the
+    log into the Aim run that a checkpoint names, which lies in `repository`.
+
+    Raises TrainkitError where the file is damaged and what the tracker calls the run is unknown: it must not be copied
+    into a second one.
+    """
+    path = run_directory / f"{name}.json"
+    progress = read_progress(run_directory, name)
+    if progress is not None or not path.exists():
+        return progress
+    if name == "aim" and (known := checkpoint_files.aim_run(run_directory)) is not None:
+        return TrackerProgress(run=known, repository=str(repository.resolve()))
+    raise TrainkitError(
+        f"it is damaged, and it alone knows which run of {ABOUT[name].title} is this one",
+        where=str(path),
+        hint="delete it, and the whole run is copied into a new one",
+        exit_code=FAILED,
+    )
+
+
 def write_progress(run_directory: Path, name: Name, progress: TrackerProgress) -> None:
-    """Replace the file of a tracker's progress atomically."""
-    fresh = run_directory / f".{name}.json"
-    fresh.write_text(json.dumps(asdict(progress)), encoding="utf-8")
-    fresh.replace(run_directory / f"{name}.json")
+    """Replace the file of a tracker's progress."""
+    files.write_json(run_directory / f"{name}.json", asdict(progress))
 
 
 class Distribution(NamedTuple):

@@ -20,7 +20,15 @@ from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
 from trainkit.recipe.sections.outputs import Track
 from trainkit.rundir.directory import read_sweep
-from trainkit.track.projections import ABOUT, Name, Projection, TrackerProgress, read_progress, write_progress
+from trainkit.track.projections import (
+    ABOUT,
+    Name,
+    Projection,
+    TrackerProgress,
+    known_progress,
+    read_progress,
+    write_progress,
+)
 
 #: Kinds of events that a tracker keeps whatever later attempts do again: commands are messages to it.
 STAYS = MESSAGES | {"control"}
@@ -76,16 +84,16 @@ def _copy_events(run_directory: Path, name: Name, spec: Track) -> bool:
 
 
 def _open(run_directory: Path, name: Name, spec: Track) -> Projection:
-    known = read_progress(run_directory, name)
+    if name == "tensorboard":  # writes its files again from the beginning of the log
+        from trainkit.track.tensorboard import TensorBoard
+
+        return TensorBoard(run_directory)
+    known = known_progress(run_directory, name, Path(spec.repository))
     match name:
         case "aim":
             from trainkit.track.aim_run import AimRun
 
             return AimRun.open(run_directory, spec, known)
-        case "tensorboard":
-            from trainkit.track.tensorboard import TensorBoard
-
-            return TensorBoard(run_directory)
         case "wandb":
             from trainkit.track.wandb import WandBRun
 

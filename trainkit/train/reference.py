@@ -8,7 +8,6 @@ that of the present model.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from trainkit import files
 from trainkit.checkpoint.leaves import digest
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
@@ -138,7 +138,7 @@ class Reference:
     def recorded(self) -> Identity | None:
         """Return the identity in the run directory; None without one."""
         try:
-            record = json.loads((self.directory / FILE).read_bytes())
+            record = files.read_json(self.directory / FILE)
             # FORMAT 1 kept no settings
             return Identity(str(record["parameters"]), dict(record.get("settings", settings_of(self.recipe))))
         except FileNotFoundError:
@@ -158,9 +158,7 @@ class Reference:
         if self.recorded not in (None, present):
             log_info(self.log, f"reference: the model differs from {FILE}; it replaces it, as no step was trained yet")
         if jax.process_index() == 0:
-            draft = self.directory / f".{FILE}.tmp"
-            draft.write_text(json.dumps({"format": FORMAT, **present._asdict()}))
-            draft.replace(self.directory / FILE)
+            files.write_json(self.directory / FILE, {"format": FORMAT, **present._asdict()})
         return present
 
     @cached_property
