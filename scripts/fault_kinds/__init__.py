@@ -1,0 +1,1 @@
+"""The kinds of faults that `scripts/faults.py` tries."""
