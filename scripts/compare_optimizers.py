@@ -14,8 +14,11 @@ run that was cut off is run again.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
+import os
+import platform
 import re
 import shutil
 import statistics
@@ -178,7 +181,11 @@ def write_table(results: dict[str, list[Result]]) -> None:
         ]
         lines.append(f"| {' | '.join([*cells, f'{statistics.median(ratios):.2f}' if ratios else '–'])} |")
     steps = next(iter(results.values()))[0].steps
-    head = f"{steps:,} steps; bits per byte of the held-out files: the mean of the seeds and their standard deviation."
+    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+    head = (
+        f"{datetime.date.today().isoformat()}, {machine}. {steps:,} steps.\n"
+        "Bits per byte are those of the held-out files: the mean of the seeds and their standard deviation."
+    )
     picture = f"![bits per byte over steps and seconds]({PICTURE.name})"
     text = "\n\n".join([BEGIN, head, "\n".join(lines), picture, END])
     place = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
