@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from imports import HEAVY, command, loaded
 from sample_recipe import write
+
+from trainkit.recipe.optimizers.spec import Optimizer
+from trainkit.recipe.optimizers.wrapper_spec import Wrapper
+from trainkit.recipe.sections.document_spec import Document
+from trainkit.recipe.sections.metric_spec import Metric
+from trainkit.recipe.sections.model import Model
+from trainkit.recipe.sections.schedule_spec import Schedule
+from trainkit.recipe.sections.task import Task
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -24,6 +36,21 @@ def test_check_and_explain_load_nothing_that_trains(tmp_path, arguments):
     modules = loaded(command(name, str(write(tmp_path)), *rest), tmp_path)
     assert {"pydantic", "tomli"} <= modules
     assert not modules & HEAVY
+
+
+def test_check_imports_no_spec_that_the_recipe_does_not_name(tmp_path):
+    unions = [(Model, "gpt2"), (Optimizer, "muon"), (Schedule, "cosine"), (Task, "causal-lm")]
+    named, other = set(), set()
+    for union, name in [*unions, (Document, ""), (Metric, ""), (Wrapper, "")]:
+        one_of = get_args(union)[1]
+        files = [part.partition(":")[0] for part in one_of.parts if isinstance(part, str)]
+        own = [one_of.find(name).__module__] if name else []
+        before = files[: files.index(own[0])] if union is Optimizer else []  # to find a type, they are read in order
+        named |= {*own, *before}
+        other |= set(files)
+    code = command("check", str(ROOT / "recipes/quickstart.toml"))
+    assert len(other - named) > 25
+    loaded(f"{code}\nfound = {other - named} & sys.modules.keys()\nassert not found, found", tmp_path)
 
 
 def test_a_recipe_that_is_right_needs_no_diagnosis(tmp_path):
