@@ -112,15 +112,23 @@ class Data(Spec):
     """Whether a document that cannot be read stops caching, or is skipped, counted and reported."""
 
     @model_validator(mode="after")
-    def _names_and_weights(self) -> Data:
+    def _weights_are_given_to_all_or_none(self) -> Data:
         if len({source.weight is None for source in self.train}) == 2:
             raise ValueError("either every [[data.train]] has a weight or none has")
+        return self
+
+    @model_validator(mode="after")
+    def _documents_are_of_one_kind(self) -> Data:
         if len({_form(source) for source in (*self.train, *self.validation)}) > 1:
             raise ValueError(
                 "all sources must have the same kind of documents: give all of them the same `document`, or none"
             )
         if self.is_text and self.sequence_length is None:
             raise MissingKey("sequence_length", "the documents are text")
+        return self
+
+    @model_validator(mode="after")
+    def _the_encoding_fits_the_documents(self) -> Data:
         # the recipe of a run holds every default
         if not self.is_text and self.encoding != Concatenate():
             kind = next(document.type for source in self.train if (document := document_of(source)))
@@ -145,11 +153,25 @@ class Data(Spec):
                 "documents whose tokens have labels are examples by themselves, which data.encoding.type ="
                 ' "concatenate" does not make of them: use "pad", "pack" or "windows"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_encoding_fits_the_length(self) -> Data:
         if isinstance(self.encoding, Pad) and self.encoding.buckets:
             if max(self.encoding.buckets) > self.positions:
                 raise ValueError(f"encoding.buckets must be at most sequence_length = {self.sequence_length}")
             if isinstance(self.shuffle, Window) or any(source.weight is not None for source in self.train):
                 raise ValueError('encoding.buckets need shuffle = "full" or false, and no weights')
+        stride = self.encoding.stride if isinstance(self.encoding, Windows) else None
+        if stride is not None and stride > self.positions:
+            raise ValueError(
+                f"data.encoding.stride = {stride} would skip the tokens between windows: make it at most"
+                f" sequence_length = {self.sequence_length}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_and_names_have_an_effect(self) -> Data:
         for number, source in enumerate(self.validation):
             if source.weight is not None:
                 raise ValueError(
@@ -162,12 +184,6 @@ class Data(Spec):
                     f'data.train.{number}.name = "{source.name}" is not used, because sources without weights are'
                     " one text: remove it, or give every [[data.train]] a weight"
                 )
-        stride = self.encoding.stride if isinstance(self.encoding, Windows) else None
-        if stride is not None and stride > self.positions:
-            raise ValueError(
-                f"data.encoding.stride = {stride} would skip the tokens between windows: make it at most"
-                f" sequence_length = {self.sequence_length}"
-            )
         names = self.validation_names
         for name in names:
             if names.count(name) > 1:
