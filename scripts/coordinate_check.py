@@ -38,7 +38,7 @@ def movements(recipe: Recipe, *, steps: int) -> tuple[float, float]:
     @jax.jit
     def outputs(params: object) -> tuple[jax.Array, jax.Array]:
         model = eqx.combine(params, state.frozen)
-        hidden = model.hidden(batch["tokens"][0])[0]
+        hidden = model.hidden_states(batch["tokens"][0])[0]
         return hidden, model.logits(hidden)
 
     before, now = outputs(state.params), state

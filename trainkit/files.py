@@ -44,7 +44,7 @@ def as_digits(checksum: int) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, draft: Path | None = None) -> Iterator[BinaryIO]:
+def replace_file(path: Path, draft: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path` when the block ends, and is removed if the block raises.
 
     Args:
@@ -66,7 +66,7 @@ def replacing(path: Path, draft: Path | None = None) -> Iterator[BinaryIO]:
 
 def write(path: Path, content: bytes | str) -> None:
     """Write or replace a file, whole or not at all, and flush it to the disk. Raises OSError."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 

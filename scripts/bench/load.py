@@ -85,14 +85,14 @@ def write(directory: Path, size: int, dtype: str, shards: int) -> int:
     from trainkit.hub import safetensors
     from trainkit.hub.config import config_of, family_of_spec
     from trainkit.hub.save import DTYPES
-    from trainkit.hub.source import expected
+    from trainkit.hub.source import tensor_shapes
 
     model = spec(layers_for(size, dtype))
     found = shapes(model)
     leaves = [leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, jax.ShapeDtypeStruct)]
     names = jax.tree.leaves(models.leaf_names(jax.tree.map(lambda leaf: leaf, found)))
     named = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}
-    wanted = expected({name.ours: name for name in family_of_spec(model).names}, named)
+    wanted = tensor_shapes({name.ours: name for name in family_of_spec(model).names}, named)
     most = max(np.prod(shape) for shape in wanted.values())
     block = np.random.default_rng(0).standard_normal(most, np.float32).astype(DTYPES[dtype])
     entries = [

@@ -190,16 +190,16 @@ def test_o_draws_what_was_cut_off(tmp_path: Path) -> None:
 def test_v_chooses_the_next_chart_and_what_is_done_is_done_to_that(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("v", "v", "l")
-        chosen = app.chosen()
+        chosen = app.chosen_chart()
         assert chosen is not None and chosen is not loss(app) and chosen.look.log and not loss(app).look.log
         await pilot.press("x", "enter")
         assert app.query_one(ContentSwitcher).current == NAMES[0], "enter is for the loss alone"
         await pilot.press("escape")
         await pilot.click(LossChart, offset=(50, 5))
-        assert app.chosen() is loss(app), "so does a click"
+        assert app.chosen_chart() is loss(app), "so does a click"
         await pilot.press("escape", "2", "v")
         await pilot.pause()
-        assert app.chosen() is app.charts()[1], "in the grid as well"
+        assert app.chosen_chart() is app.charts()[1], "in the grid as well"
 
     drive(run, steps, size=WIDE)
 
@@ -247,13 +247,13 @@ def test_in_the_grid_arrows_choose_a_chart_and_with_a_crosshair_move_it(run: Pat
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("2", "right")
         await pilot.pause()
-        chosen = app.chosen()
+        chosen = app.chosen_chart()
         assert chosen is app.charts()[1] and app.viewport.cross is None
         await pilot.press("x", "left")
-        assert app.chosen() is chosen and (app.viewport.cross or 300) < 300
+        assert app.chosen_chart() is chosen and (app.viewport.cross or 300) < 300
         await pilot.press("escape", "left")
         await pilot.pause()
-        assert app.chosen() is app.charts()[0] and app.viewport.cross is None
+        assert app.chosen_chart() is app.charts()[0] and app.viewport.cross is None
         await pilot.press("slash", *"lx")
         assert app.viewport.cross is None, "what is typed is typed"
 

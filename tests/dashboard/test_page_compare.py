@@ -25,7 +25,7 @@ from trainkit.dashboard.panels.comparison import COLORS
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View
-from trainkit.rundir.compare import Other, along, elapsed, results
+from trainkit.rundir.compare import Other, along, results, training_seconds
 
 
 def told(steps: int, *, factor: float = 1.0, seconds: float = 0.5, tokens: int = 4096) -> list[Event]:
@@ -240,7 +240,7 @@ def test_the_time_of_training_is_the_sum_of_the_steps_however_finely_they_are_ke
     times = Series(limit=limit)
     for step, value in enumerate(seconds, 1):
         times.add(step, value)
-    steps, passed = elapsed(times)
+    steps, passed = training_seconds(times)
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
     assert passed == pytest.approx(sums[steps.astype(int)]) and passed[-1] == pytest.approx(times.total)
 

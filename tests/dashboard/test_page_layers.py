@@ -14,7 +14,7 @@ from pages import drive, frame, only
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.charts.heatmap import HeatMap, scaled
+from trainkit.dashboard.charts.heatmap import HeatMap, scale_values
 from trainkit.dashboard.pages.layers import OUTSIDE, LayersPage, grid_of, parts_of
 from trainkit.events.layers import MOST, LayerHistory
 from trainkit.events.reducer import view_of
@@ -155,11 +155,11 @@ def test_steps_without_a_statistic_and_layers_that_are_missing_leave_gaps() -> N
 
 def test_the_scale_is_logarithmic_where_values_of_one_sign_differ_much() -> None:
     wide, signed, near = (np.array([x]) for x in ([1.0, 10.0, 100.0, np.nan], [-1.0, 100.0], [1.0, 2.0]))
-    found = scaled(wide, "auto")
+    found = scale_values(wide, "auto")
     assert found.log
     np.testing.assert_allclose(found.shares, [[0, 0.5, 1, np.nan]])
-    np.testing.assert_allclose(scaled(wide, "linear").shares, [[0, 1 / 11, 1, np.nan]])
-    assert not scaled(signed, "auto").log and not scaled(near, "auto").log
-    np.testing.assert_allclose(scaled(signed, "log").shares, [[np.nan, 0.5]])
-    np.testing.assert_allclose(scaled(np.full((1, 2), 3.0), "auto").shares, 0.5)
-    assert np.isnan(scaled(np.full((2, 2), np.inf), "log").shares).all()
+    np.testing.assert_allclose(scale_values(wide, "linear").shares, [[0, 1 / 11, 1, np.nan]])
+    assert not scale_values(signed, "auto").log and not scale_values(near, "auto").log
+    np.testing.assert_allclose(scale_values(signed, "log").shares, [[np.nan, 0.5]])
+    np.testing.assert_allclose(scale_values(np.full((1, 2), 3.0), "auto").shares, 0.5)
+    assert np.isnan(scale_values(np.full((2, 2), np.inf), "log").shares).all()

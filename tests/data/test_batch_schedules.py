@@ -109,7 +109,7 @@ def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Re
     np.testing.assert_array_equal(tokens(data, 100), tokens(plain, 100))
 
     def seen(first: int, last: int) -> np.ndarray:
-        return np.diff([data._mixture.drawn(8 * step) for step in (first, last)], axis=0)[0]  # type: ignore[union-attr]
+        return np.diff([data._mixture.counts_before(8 * step) for step in (first, last)], axis=0)[0]  # type: ignore[union-attr]
 
     for first, last, share in ((100, 200, 0.43), (200, 300, 0.19)):
         steps = np.arange(first, last) + 0.5
@@ -120,9 +120,9 @@ def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Re
     again = TrainSet(cache, changing)
     for step in (350, 150, 222):
         np.testing.assert_array_equal(again.batch(step)["tokens"], data.batch(step)["tokens"])
-    assert data.scheduled(200) == {"schedules/mixture/a": pytest.approx(1 / 3, abs=0.01),
+    assert data.schedule_values(200) == {"schedules/mixture/a": pytest.approx(1 / 3, abs=0.01),
                                    "schedules/mixture/b": pytest.approx(2 / 3, abs=0.01)}  # fmt: skip
-    assert plain.scheduled(200) == {}
+    assert plain.schedule_values(200) == {}
 
 
 def test_a_mixture_of_nothing_is_refused_where_it_is_scheduled(mixed: tuple[Recipe, caches.Cache]) -> None:

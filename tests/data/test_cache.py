@@ -403,8 +403,8 @@ def test_progress_that_is_as_it_was_is_not_reported_again(monkeypatch):
     for documents in (1, 0, 0, 2, 0):
         reporter.add(documents=documents)
         reporter.tick()
-    reporter.done()
-    reporter.done()
+    reporter.finish()
+    reporter.finish()
     assert [(each.documents, each.done) for each in told] == [(1, False), (3, False), (3, True)]
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from trainkit.data.documents.chat_template import ChatTemplate, resolve_template
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
-from trainkit.infer.text_format import closing
+from trainkit.infer.text_format import end_of_answer
 from trainkit.recipe.sections.document import Chat
 
 TEMPLATES = {
@@ -32,7 +32,7 @@ def with_tokens(codec: LoadedTokenizer, *names: str) -> LoadedTokenizer:
 def test_an_answer_ends_with_the_token_that_the_family_ends_it_with(tmp_path, name):
     one = likeness.FAMILIES[name]()
     codec = load(likeness.write(name, tmp_path))
-    assert closing(resolve_template(Chat(type="chat").chat_template, codec.path), codec) == (
+    assert end_of_answer(resolve_template(Chat(type="chat").chat_template, codec.path), codec) == (
         (one.id(one.end_of_turn),),
         (),
     )
@@ -43,7 +43,7 @@ def test_an_answer_ends_with_the_token_that_the_family_ends_it_with(tmp_path, na
 def test_no_template_ends_an_answer_with_an_ordinary_token_whatever_the_tokenizer(tmp_path, name, template):
     codec = load(likeness.write(name, tmp_path))
     beside = (("bos_token", "<s>"), ("eos_token", codec.decode([codec.end_of_text])))
-    tokens, words = closing(ChatTemplate(TEMPLATES[template], template, beside), codec)
+    tokens, words = end_of_answer(ChatTemplate(TEMPLATES[template], template, beside), codec)
     assert set(tokens) <= set(codec.special_tokens.values())
     if "eos_token" in TEMPLATES[template]:  # also after a blank, as Llama 2 writes it
         assert (tokens, words) == ((codec.end_of_text,), ())
@@ -52,9 +52,9 @@ def test_no_template_ends_an_answer_with_an_ordinary_token_whatever_the_tokenize
 def test_words_before_a_special_token_end_an_answer_and_that_token_does_not(tmp_path):
     codec = with_tokens(load(likeness.write("gpt2", tmp_path)), "<|user|>")
     written = "{% for m in messages %}{{ '[' + m.content + '] END <|user|>' }}{% endfor %}"
-    assert closing(ChatTemplate(written, "words"), codec) == ((), ("] END",))
+    assert end_of_answer(ChatTemplate(written, "words"), codec) == ((), ("] END",))
     turn = "{% for m in messages %}{{ m.content + ' \n<|user|>' }}{% endfor %}"
-    assert closing(ChatTemplate(turn, "turn"), codec) == ((codec.special_tokens["<|user|>"],), ())
+    assert end_of_answer(ChatTemplate(turn, "turn"), codec) == ((codec.special_tokens["<|user|>"],), ())
 
 
 def test_a_token_after_the_last_answer_alone_ends_answers_beside_the_words_after_others(tmp_path):
@@ -63,10 +63,10 @@ def test_a_token_after_the_last_answer_alone_ends_answers_beside_the_words_after
         "{% for m in messages %}{{ m.role + ': ' + m.content }}"
         "{{ '</s>' if loop.last and m.role == 'assistant' else '\n' }}{% endfor %}"
     )
-    assert closing(ChatTemplate(written, "last"), codec) == ((codec.end_of_text,), ("\nuser:",))
+    assert end_of_answer(ChatTemplate(written, "last"), codec) == ((codec.end_of_text,), ("\nuser:",))
 
 
 def test_what_is_no_token_of_the_tokenizer_s_is_words(tmp_path):
     codec = load(likeness.write("gemma", tmp_path))
     written = "{% for m in messages %}{{ m.content + '</s>\n<b>' }}{% endfor %}"
-    assert closing(ChatTemplate(written, "html"), codec) == ((), ("</s>\n<b>",)), "HTML ends no answer"
+    assert end_of_answer(ChatTemplate(written, "html"), codec) == ((), ("</s>\n<b>",)), "HTML ends no answer"

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from trainkit.cli.cache_data import row_lines
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.batches.examples import examples_of, padded
+from trainkit.data.batches.examples import examples_of, padded_batch
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.data.checks import find_problems
@@ -130,7 +130,7 @@ def test_a_batch_has_the_label_of_each_text_as_its_row_has_it(
     assert all(str(s[-1] if isinstance(s, list) and s else s or "") in li for s, li in zip(shown, lines, strict=True))
     examples = examples_of(cache.train, recipe.data.train[0], recipe.data, cache.directory)
     examples.wait(None)
-    filled = padded(examples, cache.train, np.arange(2), 3, 16)["labels"]
+    filled = padded_batch(examples, cache.train, np.arange(2), 3, 16)["labels"]
     assert np.array_equal(filled[2], np.full(filled.shape[1:], none), equal_nan=True)
     (written,) = export(cache, recipe.data, tmp_path / "out")
     width = len(NAMES)

@@ -91,7 +91,7 @@ def test_after_every_block_of_a_mixture_each_source_has_had_its_share_however_sm
     mixture = Mixture([(0, weights)], seed=3)
     first = block * MIXTURE_BLOCK
     sources, ranks = mixture(np.arange(first, first + 2 * MIXTURE_BLOCK))
-    before, between, after = (mixture.drawn(first + i * MIXTURE_BLOCK) for i in range(3))
+    before, between, after = (mixture.counts_before(first + i * MIXTURE_BLOCK) for i in range(3))
     for source, share in enumerate(np.array(weights) / sum(weights)):
         assert abs(before[source] - share * first) <= away(len(weights)) + 1e-12 * first
         assert (sources[:MIXTURE_BLOCK] == source).sum() == between[source] - before[source]
@@ -140,7 +140,7 @@ def test_every_stage_of_a_mixture_has_its_shares_and_each_source_continues_where
     for source in range(3):
         assert ranks[sources == source].tolist() == list(range((sources == source).sum()))
     for index in (0, begins[-1], ends[-1] - 1, ends[-1] // 2):
-        assert mixture.drawn(index).tolist() == np.bincount(sources[:index], minlength=3).tolist()
+        assert mixture.counts_before(index).tolist() == np.bincount(sources[:index], minlength=3).tolist()
         one_source, one_rank = mixture(np.array([index]))
         assert (one_source[0], one_rank[0]) == (sources[index], ranks[index])
 

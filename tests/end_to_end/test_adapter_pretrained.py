@@ -283,7 +283,7 @@ def test_an_adapter_that_was_trained_in_four_bit_goes_on_such_a_base_wherever_it
     logits = {}
     for name in ("packed", "adapter"):
         found = open_pretrained(here / name).model
-        logits[name] = np.asarray(found.logits(found.hidden(tokens)[0]))
+        logits[name] = np.asarray(found.logits(found.hidden_states(tokens)[0]))
     assert np.abs(logits["packed"] - logits["adapter"]).max() > 1e-3
     begun_again = load(Path("on.toml"), ['adapter.pretrained="packed"']).recipe
     assert begun_again.adapter is not None and begun_again.adapter.base == "nf4"

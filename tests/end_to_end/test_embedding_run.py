@@ -32,7 +32,7 @@ from trainkit.hub.save import save
 from trainkit.plan.split import check_split
 from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.toml.load import load
-from trainkit.tasks.embedding import pooled
+from trainkit.tasks.embedding import pool
 
 
 def recipe(**settings: Any) -> str:
@@ -76,7 +76,7 @@ def vectors(out: Path, ids: list[list[int]], filled: list[int]) -> np.ndarray:
     )
     segments = jnp.asarray(np.arange(len(ids[0])) < np.array(filled)[:, None], jnp.int32)
     hidden, _ = load_params(out, shapes).hidden_and_penalty(jnp.asarray(ids), segments_BT=segments)
-    return np.asarray(pooled(hidden, segments, "mean"))
+    return np.asarray(pool(hidden, segments, "mean"))
 
 
 def test_queries_find_held_out_positives_and_transformers_gives_the_same_vectors(

@@ -14,7 +14,7 @@ from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
 from trainkit.recipe.sections.outputs import ChatMessage
 from trainkit.recipe.toml.load import load
-from trainkit.rundir.owed import Owed, owed
+from trainkit.rundir.owed import Owed, find_owed
 
 STEPS = 4
 #: Its last evaluation takes seconds.
@@ -83,7 +83,7 @@ def test_the_log_shows_what_is_owed(tmp_path: Path) -> None:
     log = EventLog(tmp_path, attempt=1)
 
     def at(step: int, *, last: bool = False) -> Owed:
-        return owed(tmp_path, recipe, step, last=last)
+        return find_owed(tmp_path, recipe, step, last=last)
 
     def begin(resumed_from: int | None) -> None:
         about = {"name": "x", "pid": 1, "process_started": None, "host": "", "recipe": "", "versions": {}, "orders": []}
@@ -131,7 +131,7 @@ def test_conversations_that_were_sampled_are_not_owed_though_the_log_holds_them_
     recipe = tiny.model_copy(update={"sample": tiny.sample.model_copy(update={"prompts": prompts, "chat": True})})
     log = EventLog(tmp_path, attempt=1)
     for prompt in ("<user>a dog", "<user>a cat"):
-        assert owed(tmp_path, recipe, 12, last=False).samples
+        assert find_owed(tmp_path, recipe, 12, last=False).samples
         log.write("sampled", step=12, prompt=prompt, text="", seconds=1.0)
-    assert not owed(tmp_path, recipe, 12, last=False)
+    assert not find_owed(tmp_path, recipe, 12, last=False)
     log.close()

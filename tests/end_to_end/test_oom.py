@@ -192,9 +192,9 @@ def test_an_attempt_starts_again_with_its_own_commands_and_resets_the_optimizer_
     told = Start(step=5, reset_optimizer=True, forget_commands=True, profile=(6, 7))
     again = told.again(tmp_path / "forgets", log=log)
     assert again.step is None and again.profile is None and again.reset_optimizer == (saved_by != 2)
-    assert [given.step for given in again.repeated(after=4)] == [6], "that of attempt 1 stays forgotten"
+    assert [given.step for given in again.commands_to_repeat(after=4)] == [6], "that of attempt 1 stays forgotten"
     kept = replace(told, forget_commands=False, profile=(7, 7)).again(tmp_path / "keeps", log=log)
-    assert [given.step for given in kept.repeated(after=4)] == [5, 6] and kept.profile == (7, 7)
+    assert [given.step for given in kept.commands_to_repeat(after=4)] == [5, 6] and kept.profile == (7, 7)
 
 
 class Set:

@@ -17,7 +17,7 @@ from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate
 from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import DONE, WRONG_INPUT
 from trainkit.events.log import read
-from trainkit.infer.text_format import Conversation, closing
+from trainkit.infer.text_format import Conversation, end_of_answer
 from trainkit.infer.trained_model import open_pretrained, open_run
 
 LONG = (
@@ -172,13 +172,13 @@ def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(templated: Path) -
 
 def test_what_ends_an_answer_is_what_the_template_writes_after_it(place: Path) -> None:
     codec = load(place / "runs" / "tiny" / "tokenizer.json")
-    assert closing(ChatTemplate(EXAMPLE, "example"), codec) == ((codec.end_of_text,), ())
+    assert end_of_answer(ChatTemplate(EXAMPLE, "example"), codec) == ((codec.end_of_text,), ())
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-    assert closing(ChatTemplate(plain, "plain"), codec) == ((), ("\nuser:",))
+    assert end_of_answer(ChatTemplate(plain, "plain"), codec) == ((), ("\nuser:",))
     silent = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
-    assert closing(ChatTemplate(silent, "silent"), codec) == ((), ())
+    assert end_of_answer(ChatTemplate(silent, "silent"), codec) == ((), ())
     refusing = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}{{ messages[0].content }}"
-    assert closing(ChatTemplate(refusing, "refusing"), codec) == ((), ())
+    assert end_of_answer(ChatTemplate(refusing, "refusing"), codec) == ((), ())
 
 
 def test_a_conversation_is_written_as_in_training_with_special_tokens_by_their_names_whoever_writes_these(
@@ -261,7 +261,7 @@ def test_a_text_begins_and_ends_alike_in_the_run_in_its_export_and_in_transforme
     talks: Path, exported: Path
 ) -> None:
     trained, away = open_run(talks), open_pretrained(exported)
-    answer_ends, *_ = closing(trained.template(), trained.codec)
+    answer_ends, *_ = end_of_answer(trained.template(), trained.codec)
     assert trained.codec.end_of_text == 5 and set(trained.ends) == {5, 8, *answer_ends} and len(trained.ends) == 3
     assert set(away.ends) == set(trained.ends)
     for file in ("generation_config.json", "config.json"):

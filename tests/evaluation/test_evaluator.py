@@ -92,7 +92,7 @@ def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(t
     state = jax.device_put(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), whole)
     compilations = Compilations(log)
     for step in (3, 4):
-        with compilations.during("evaluation", step):
+        with compilations.record("evaluation", step):
             evaluator(state, step)
     compilations.close()
     log.close()

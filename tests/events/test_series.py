@@ -131,7 +131,7 @@ def test_a_series_that_begins_before_another_ends_replaces_what_follows(
 @given(POINTS, st.integers(0, 90))
 def test_a_cut_says_beforehand_from_where_on_points_are_lost(gaps: list[tuple[int, float]], at: int) -> None:
     told, series = points(gaps), of(points(gaps))
-    begins = series.straddled(at)
+    begins = series.bucket_across(at)
     series.cut(at)
     kept = series.steps[-1] if len(series) else -1
     lost = [step for step, _ in told if kept < step <= at]

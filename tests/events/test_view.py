@@ -26,7 +26,7 @@ from trainkit.events.log import NAME, STEP, EventLog, Tail, last_attempt, read
 from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
-from trainkit.events.view import View, alive, resuming, state
+from trainkit.events.view import View, alive, is_resuming, state
 from trainkit.rundir.directory import hold_lock
 from trainkit.text import NeutralStream, format_count, format_duration, neutralise
 
@@ -207,15 +207,15 @@ def test_a_run_that_another_process_is_about_to_resume_is_starting(tmp_path: Pat
     before.pid = 1 << 22  # more than Linux gives to a process
     now = before.last_event or 0.0
     ended = "stopped" if end else "crashed"
-    assert not resuming(before, tmp_path) and state(before, now, alive(before)) == ended
+    assert not is_resuming(before, tmp_path) and state(before, now, alive(before)) == ended
     with hold_lock(tmp_path):
-        assert state(before, now, alive(before), resuming(before, tmp_path)) == "starting"
-        assert not resuming(folded(fake_run.events(3)), tmp_path), "this process's own attempt is in the log"
-    assert not resuming(before, tmp_path), "the lock names nobody once it is let go"
+        assert state(before, now, alive(before), is_resuming(before, tmp_path)) == "starting"
+        assert not is_resuming(folded(fake_run.events(3)), tmp_path), "this process's own attempt is in the log"
+    assert not is_resuming(before, tmp_path), "the lock names nobody once it is let go"
     (tmp_path / "lock").write_text(str(os.getpid()))
     os.utime(tmp_path / "lock", (1.0, 1.0))
     if process_started(os.getpid()) is not None:
-        assert not resuming(before, tmp_path), "the process that has this number now began later"
+        assert not is_resuming(before, tmp_path), "the process that has this number now began later"
 
 
 def test_how_long_a_step_takes_is_reported_by_finite_numbers_alone() -> None:

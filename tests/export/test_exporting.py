@@ -158,7 +158,7 @@ def test_an_export_that_fails_is_an_alert_with_what_it_said_and_the_next_one_is_
     assert alert["kind"] == "export" and alert["attempt"] == 2
     assert alert["message"].startswith("step 18 was not exported: ") and "(exit 1)" in alert["message"]
     assert "checkpoints/18" in alert["message"] and "; hint: " in alert["message"]
-    assert exports(run) == [9, 24] and ours.held() == ()
+    assert exports(run) == [9, 24] and ours.needed_steps() == ()
 
 
 def test_what_was_given_up_is_set_aside_and_exported_again(place: Path) -> None:
@@ -168,7 +168,7 @@ def test_what_was_given_up_is_set_aside_and_exported_again(place: Path) -> None:
     ours = exporting(run, first=18, log=log)
     log.close()
     assert exports(run) == [9, 18] and (run / EXPORTS / "set-aside-1" / "24").is_dir()
-    assert ours.held() == () and not ours.wants(18) and ours.wants(27)
+    assert ours.needed_steps() == () and not ours.wants(18) and ours.wants(27)
     assert "set aside: the export of step 24" in [event["message"] for event in of_kind(run, "log")]
 
 
@@ -178,10 +178,10 @@ def test_a_checkpoint_beyond_the_step_from_which_a_run_continues_is_exported_onc
     run = shutil.copytree(place / "runs" / "tiny", place / "runs" / "damaged-newest")
     log = EventLog(run, attempt=2)
     ours = exporting(run, first=9, log=log)  # those of 18 and 24 were passed over
-    assert ours.held() == () and exports(run) == [9] and ours.wants(18)
+    assert ours.needed_steps() == () and exports(run) == [9] and ours.wants(18)
     ours.take(18, last=False)
     ours.take(24, last=True)
-    assert ours.held() == (18, 24)
+    assert ours.needed_steps() == (18, 24)
     log.close()
 
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_stays_until_its_export_has_ended_however_it_ends(tmp_path:
         run.save(step)
         assert not run.checkpointing.is_due(step), "it is there"
     run.save(25)
-    assert run.steps() == [10, 20, 25] and run.exporting.held() == (10, 20)
+    assert run.steps() == [10, 20, 25] and run.exporting.needed_steps() == (10, 20)
     events = run.finish(interrupted=lambda: False)
     assert run.steps() == [25]
     why = f"{run.directory}/recipe.toml: there is no such file (exit 2); "
@@ -289,13 +289,13 @@ def test_of_exports_that_cannot_keep_up_the_oldest_is_left_out_with_its_checkpoi
         run.save(step)
     (told,) = [event["message"] for event in read(run.directory) if event["type"] == "log"]
     assert told.startswith(f"step 1 is not exported: {MOST_WAITING} others wait") and "make it larger" in told
-    assert run.exporting.held() == tuple(range(2, MOST_WAITING + 2))
+    assert run.exporting.needed_steps() == tuple(range(2, MOST_WAITING + 2))
     run.save(MOST_WAITING + 2)
     assert 1 not in run.steps() and {*range(2, MOST_WAITING + 3)} <= {*run.steps()}
     # what an attempt finds is not what it made too much of
     events = len(read(run.directory))
     again = Exporting(run.directory, recipe(tmp_path, "export.every=1"), first=MOST_WAITING + 2, log=run.log)
-    assert len(again.held()) == MOST_WAITING + 1 and len(read(run.directory)) == events
+    assert len(again.needed_steps()) == MOST_WAITING + 1 and len(read(run.directory)) == events
     run.checkpointing.close()
     run.log.close()
 

@@ -100,7 +100,7 @@ def test_what_was_read_gives_the_logits_of_what_was_written(tmp_path, name):
     made = saved(tmp_path, name)
     read = load_params(tmp_path, shapes(read_spec(tmp_path)))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, VOCAB, (2, 20)))
-    np.testing.assert_array_equal(*(np.asarray(m.logits(m.hidden(tokens)[0])) for m in (made, read)))
+    np.testing.assert_array_equal(*(np.asarray(m.logits(m.hidden_states(tokens)[0])) for m in (made, read)))
 
 
 def test_every_causal_family_has_a_test_here():

@@ -19,7 +19,7 @@ from reference import Reference
 from small_families import LENGTH, SPECS, VOCAB, model
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.config import config_of, family_of, known_keys, spec_values, untrained
+from trainkit.hub.config import config_of, family_of, known_keys, spec_values, untrained_noise
 from trainkit.hub.save import save
 from trainkit.recipe.families import families
 from trainkit.recipe.families.hugging_face import HARMLESS, OFF, Config, Family
@@ -104,7 +104,7 @@ def test_every_key_of_a_config_class_is_read_or_refused_or_listed_or_has_no_effe
     default = config.get(key, KEYS[model_type][key])
     changed = config | {key: other(key, default)}
     if key in family.noise:
-        assert f"{key} = {other(key, default)}" in untrained(changed, family)
+        assert f"{key} = {other(key, default)}" in untrained_noise(changed, family)
         assert values(changed, family) == values(config, family)
     elif key in known_keys(family):
         try:
@@ -122,7 +122,7 @@ def test_keys_of_mpts_attention_are_read_or_refused_or_listed() -> None:
         config = base(family)
         changed = config | {"attn_config": {**config["attn_config"], **attention}}
         if f"attn_config.{key}" in family.noise:
-            assert f"attn_config.{key} = {attention[key]}" in untrained(changed, family)
+            assert f"attn_config.{key} = {attention[key]}" in untrained_noise(changed, family)
             continue
         try:
             assert values(changed, family) != values(config, family) or key in HARMLESS
@@ -190,7 +190,7 @@ def test_an_export_says_that_training_had_no_noise(name: str) -> None:
     config = config_of(SPECS[name], vocab_size=VOCAB, sequence_length=LENGTH, dtype="float32")
     family = family_of(config, where="")
     rates = [key for key, ours in family.keys.items() if ours in ("dropout", "attention_dropout", "embedding_dropout")]
-    assert not untrained(config, family)
+    assert not untrained_noise(config, family)
     assert all(config[key] == 0.0 for key in (*family.noise, *rates))
     assert rates or config["attn_config"]["attn_pdrop"] == 0.0
 
@@ -232,7 +232,7 @@ def test_transformers_loads_what_an_export_writes_and_computes_the_same(
     save(tmp_path, ours, spec, dtype="float32", sequence_length=LENGTH)
     tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
     theirs, config = reference.loads(tmp_path, tokens)
-    wanted = np.asarray(ours.logits(ours.hidden(tokens)[0]))
+    wanted = np.asarray(ours.logits(ours.hidden_states(tokens)[0]))
     assert np.abs(theirs - wanted).max() <= 1e-4 * np.abs(wanted).max()
     family = BY_TYPE[config["model_type"]]
     assert all(config[key] == 0 for key in family.noise if "." not in key)

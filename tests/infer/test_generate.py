@@ -73,7 +73,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 @cache
 def likeliest(name: str):
     """After each position of a text of the whole context, without a cache."""
-    return jax.jit(lambda ids_T: model(name).logits(model(name).hidden(ids_T[None])[0][0]).argmax(-1))
+    return jax.jit(lambda ids_T: model(name).logits(model(name).hidden_states(ids_T[None])[0][0]).argmax(-1))
 
 
 def rerun(name: str, prompt: Sequence[int], new: int) -> list[int]:

@@ -73,7 +73,7 @@ def test_an_adapted_model_generates_with_its_cache_what_it_sees_at_once() -> Non
     cache, parts = ours.empty_cache(3, LENGTH), []
     for t in range(LENGTH):
         positions = jnp.full((3, 1), t)
-        part, cache = ours.hidden(TOKENS[:, t : t + 1], positions_BT=positions, cache=cache)
+        part, cache = ours.hidden_states(TOKENS[:, t : t + 1], positions_BT=positions, cache=cache)
         parts.append(part)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), hidden(ours), atol=1e-5)
 
@@ -187,7 +187,7 @@ def test_a_cast_leaves_what_much_hangs_on_in_float32() -> None:
     cast = models.cast(adapted(LLAMA, Lora(rank=4, variant="dora", base="nf4")), jnp.dtype(jnp.bfloat16))
     left = {name for name, leaf in named_leaves(cast).items() if leaf.dtype == jnp.float32}
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in left} == {"magnitude", "unit", "mean"}
-    y = cast.hidden(TOKENS)[0]
+    y = cast.hidden_states(TOKENS)[0]
     assert y.dtype == jnp.bfloat16 and bool(jnp.isfinite(y).all())
 
 

@@ -99,8 +99,8 @@ def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: Transfor
 @every_family
 def test_a_text_read_into_the_cache_bit_by_bit_is_as_the_whole_text_read_at_once(family: str) -> None:
     decoder, ids = model(SPECS[family]), tokens(2)
-    read = eqx.filter_jit(lambda ids, positions, cache: decoder.hidden(ids, positions_BT=positions, cache=cache))
-    whole = decoder.logits(decoder.hidden(ids)[0])
+    read = eqx.filter_jit(lambda ids, positions, cache: decoder.hidden_states(ids, positions_BT=positions, cache=cache))
+    whole = decoder.logits(decoder.hidden_states(ids)[0])
     positions = jnp.broadcast_to(jnp.arange(LENGTH), ids.shape)
     # what padding leaves in the cache is overwritten before it is seen
     padded = jnp.where(positions < 9, ids, 0)
@@ -116,8 +116,8 @@ def test_documents_in_one_row_are_as_in_rows_of_their_own(family: str) -> None:
     decoder, ids = model(SPECS[family]), tokens(1)
     segments = jnp.array([[1] * 9 + [2] * 12 + [0] * 3])
     positions = jnp.concatenate([jnp.arange(9), jnp.arange(12), jnp.arange(3)])[None]
-    together = decoder.hidden(ids, positions_BT=positions, segments_BT=segments)[0][0, :21]
-    apart = [decoder.hidden(ids[:, part])[0][0] for part in (slice(0, 9), slice(9, 21))]
+    together = decoder.hidden_states(ids, positions_BT=positions, segments_BT=segments)[0][0, :21]
+    apart = [decoder.hidden_states(ids[:, part])[0][0] for part in (slice(0, 9), slice(9, 21))]
     np.testing.assert_allclose(together, jnp.concatenate(apart), atol=1e-4)
 
 
@@ -126,7 +126,7 @@ def test_a_token_changes_what_its_windows_reach_and_nothing_else(family: str) ->
     of = SPECS[family]
     decoder, ids = model(of), tokens(1)
     other = ids.at[0, 3].set((ids[0, 3] + 1) % VOCAB)
-    moved = np.abs(decoder.hidden(ids)[0] - decoder.hidden(other)[0]).max(-1)[0]
+    moved = np.abs(decoder.hidden_states(ids)[0] - decoder.hidden_states(other)[0]).max(-1)[0]
     reach = LENGTH if None in of.windows else sum(window - 1 for window in of.windows)
     assert (moved[:3] == 0).all() and (moved[3 : 4 + reach] > 1e-6).all() and (moved[4 + reach :] == 0).all()
 
@@ -149,7 +149,7 @@ def test_in_gemma_each_last_layer_of_a_pattern_is_global_and_turns_otherwise() -
 
 def test_logits_stay_below_the_softcap_and_their_loss_is_that_of_the_capped() -> None:
     gemma, ids = model(SPECS["gemma2"], scale=20.0), tokens(2)
-    logits = gemma.logits(gemma.hidden(ids)[0])
+    logits = gemma.logits(gemma.hidden_states(ids)[0])
     assert 0.9 < float(jnp.abs(logits).max()) <= 1.0
     batch = {"tokens": ids, "targets": ids, "weights": jnp.ones(ids.shape)}
     expected = -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], -1).sum()

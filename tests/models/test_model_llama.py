@@ -65,7 +65,7 @@ def written_out(model: LanguageModel, spec: Llama, tokens: list[int]) -> np.ndar
             gate = row @ block.mlp.gate.weight
             x[t] = x[t] + (gate / (1 + np.exp(-gate)) * (row @ block.mlp.up.weight)) @ block.mlp.down.weight
     final = np.array([norm(row, np.asarray(model.final_norm.weight, np.float64)) for row in x])
-    return final @ np.asarray(model.unembedding(), np.float64).T
+    return final @ np.asarray(model.output_matrix(), np.float64).T
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -74,7 +74,7 @@ def test_its_logits_are_those_of_the_definition(tied: bool, kv_heads: int | None
     spec = SPEC.model_copy(update={"tied": tied, "kv_heads": kv_heads})
     llama = model(spec)
     tokens = np.random.default_rng(0).integers(0, VOCAB, LENGTH)
-    logits = llama.hidden(jnp.asarray(tokens)[None])[0][0] @ llama.unembedding().T
+    logits = llama.hidden_states(jnp.asarray(tokens)[None])[0][0] @ llama.output_matrix().T
     np.testing.assert_allclose(logits, written_out(llama, spec, tokens.tolist()), rtol=1e-3, atol=1e-3)
 
 
@@ -87,8 +87,8 @@ def test_documents_in_one_row_are_as_in_rows_of_their_own() -> None:
     first, second = ids[:5], ids[5:]
     segments = jnp.array([[1] * 5 + [2] * 7])
     positions = jnp.concatenate([jnp.arange(5), jnp.arange(7)])[None]
-    together = llama.hidden(jnp.asarray(ids)[None], positions_BT=positions, segments_BT=segments)[0][0]
-    apart = [llama.hidden(jnp.asarray(document)[None])[0][0] for document in (first, second)]
+    together = llama.hidden_states(jnp.asarray(ids)[None], positions_BT=positions, segments_BT=segments)[0][0]
+    apart = [llama.hidden_states(jnp.asarray(document)[None])[0][0] for document in (first, second)]
     np.testing.assert_allclose(together, jnp.concatenate(apart), atol=2e-5)
 
 

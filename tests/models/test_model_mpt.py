@@ -60,7 +60,7 @@ def written_out(model: LanguageModel, spec: Mpt, tokens: np.ndarray) -> np.ndarr
         x = x + np.concatenate(heads, -1) @ block.attention.output.weight
         inner = norm(x, block.mlp_norm.weight) @ block.mlp_in.weight
         x = x + inner * 0.5 * (1 + np.vectorize(math.erf)(inner / math.sqrt(2))) @ block.mlp_out.weight
-    return norm(x, np.asarray(model.final_norm.weight, np.float64)) @ np.asarray(model.unembedding(), np.float64).T
+    return norm(x, np.asarray(model.final_norm.weight, np.float64)) @ np.asarray(model.output_matrix(), np.float64).T
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_its_logits_are_those_of_the_definition(change: dict) -> None:
     spec = SPEC.model_copy(update=change)
     mpt, tokens = model(spec), np.random.default_rng(0).integers(0, VOCAB, LENGTH)
     expected = written_out(mpt, spec, tokens)
-    logits = mpt.logits(mpt.hidden(jnp.asarray(tokens)[None])[0][0])
+    logits = mpt.logits(mpt.hidden_states(jnp.asarray(tokens)[None])[0][0])
     np.testing.assert_allclose(logits, expected, atol=2e-5 * np.abs(expected).max())
 
 
@@ -92,18 +92,18 @@ def test_with_a_cache_a_text_in_pieces_is_as_the_text_at_once(pieces: list[int])
     cache, done, found = mpt.empty_cache(2, LENGTH + 4), 0, []
     for size in pieces:
         positions = jnp.broadcast_to(jnp.arange(done, done + size), (2, size))
-        hidden, cache = mpt.hidden(tokens[:, done : done + size], positions_BT=positions, cache=cache)
+        hidden, cache = mpt.hidden_states(tokens[:, done : done + size], positions_BT=positions, cache=cache)
         found.append(hidden)
         done += size
-    np.testing.assert_allclose(jnp.concatenate(found, 1), mpt.hidden(tokens)[0], atol=2e-5)
+    np.testing.assert_allclose(jnp.concatenate(found, 1), mpt.hidden_states(tokens)[0], atol=2e-5)
 
 
 def test_documents_in_one_row_are_as_in_rows_of_their_own() -> None:
     mpt, ids = model(), np.random.default_rng(3).integers(0, VOCAB, LENGTH)
     segments = jnp.array([[1] * 5 + [2] * 7])
     positions = jnp.concatenate([jnp.arange(5), jnp.arange(7)])[None]
-    together = mpt.hidden(jnp.asarray(ids)[None], positions_BT=positions, segments_BT=segments)[0][0]
-    apart = [mpt.hidden(jnp.asarray(document)[None])[0][0] for document in (ids[:5], ids[5:])]
+    together = mpt.hidden_states(jnp.asarray(ids)[None], positions_BT=positions, segments_BT=segments)[0][0]
+    apart = [mpt.hidden_states(jnp.asarray(document)[None])[0][0] for document in (ids[:5], ids[5:])]
     np.testing.assert_allclose(together, jnp.concatenate(apart), atol=2e-5)
 
 

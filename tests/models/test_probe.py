@@ -14,7 +14,7 @@ import small_families
 
 from trainkit.models.decoder import LayerContext
 from trainkit.models.loss import blocked_cross_entropy
-from trainkit.models.probe import Reports, probing
+from trainkit.models.probe import Reports, collect_reports
 from trainkit.models.rope import rotary_tables, rotate
 from trainkit.models.stack import LanguageModel
 from trainkit.recipe.families.bert import Bert
@@ -36,10 +36,10 @@ AGO = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
 @eqx.filter_jit
 def probe(model: Any, tokens_BT: jax.Array = TOKENS) -> tuple[Reports, jax.Array]:
     weights_BT = jnp.asarray(COUNTED, jnp.float32)
-    with probing() as reports:
+    with collect_reports() as reports:
         hidden_BTD, _ = model.hidden_and_penalty(tokens_BT, segments_BT=SEGMENTS)
         if isinstance(model, LanguageModel):
-            arrays = hidden_BTD, model.unembedding(), tokens_BT, weights_BT
+            arrays = hidden_BTD, model.output_matrix(), tokens_BT, weights_BT
             blocked_cross_entropy(*arrays, block=8, entries=99, softcap=model.final_softcap)
     return reports, hidden_BTD
 
@@ -218,6 +218,6 @@ def test_a_pass_that_nobody_probes_is_the_same_program() -> None:
         return jax.jit(lambda: model.hidden_and_penalty(TOKENS, segments_BT=SEGMENTS)[0]).lower().as_text()
 
     before = program()
-    with probing():
+    with collect_reports():
         assert program() == before, "reports that nobody returns are no part of the program"
     assert program() == before

@@ -58,8 +58,8 @@ def packings(draw: st.DrawFn) -> list[Document]:
 
 @eqx.filter_jit
 def logits(model: LanguageModel, batch: Batch) -> jax.Array:
-    hidden, _ = model.hidden(batch["tokens"], positions_BT=batch["positions"], segments_BT=batch["segments"])
-    return hidden @ model.unembedding().T
+    hidden, _ = model.hidden_states(batch["tokens"], positions_BT=batch["positions"], segments_BT=batch["segments"])
+    return hidden @ model.output_matrix().T
 
 
 @eqx.filter_jit

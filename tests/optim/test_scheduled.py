@@ -83,9 +83,9 @@ def test_a_rule_with_a_constant_share_is_the_rule_with_that_value(kind: type[Opt
     spec = rule(kind)
     shares = {name: 0.5 for name in ("momentum", "beta2") if spec.scheduled_values(name)}
     found, state = trajectories.trajectory(spec, steps=5, shares={name: lambda step: 0.5 for name in shares})
-    fixed = spec.scaled(shares)
+    fixed = spec.scale_values(shares)
     if isinstance(fixed, MatrixOptimizer):
-        fixed = fixed.model_copy(update={"adamw": fixed.adamw.scaled(shares)})
+        fixed = fixed.model_copy(update={"adamw": fixed.adamw.scale_values(shares)})
     wanted, same_state = trajectories.trajectory(fixed, steps=5)
     trajectories.assert_equal(found, wanted, within=2e-6)
     assert jax.tree.structure(state) == jax.tree.structure(same_state), "a schedule changes no path in the state"
@@ -94,7 +94,7 @@ def test_a_rule_with_a_constant_share_is_the_rule_with_that_value(kind: type[Opt
 def test_a_slow_average_rises_from_a_fast_one_whose_decay_a_schedule_takes_to_zero() -> None:
     spec = AdEMAMix(type="ademamix", ramp=100, learning_rate=0.01)
     found, _ = trajectories.trajectory(spec, steps=3, shares={"momentum": lambda step: 0.0})
-    wanted, _ = trajectories.trajectory(spec.scaled({"momentum": 1e-6}), steps=3)
+    wanted, _ = trajectories.trajectory(spec.scale_values({"momentum": 1e-6}), steps=3)
     trajectories.assert_equal(found, wanted, within=1e-4)
 
 

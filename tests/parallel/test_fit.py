@@ -219,7 +219,7 @@ def test_a_first_guess_that_leaves_room_is_enlarged_by_what_was_measured(needs, 
         temporary = {"workspace": needs[micro]}
         return Memory(parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary=temporary)
 
-    found = choosing.enlarged(
+    found = choosing.choose_better(
         2,
         [Choice(micro=n, remat="none") for n in (8, 4)],
         choice=Choice(micro=2, remat="none"),

@@ -19,7 +19,7 @@ from trainkit.recipe.spec import type_of
 from trainkit.recipe.toml import schema
 from trainkit.recipe.toml.layers import TYPES
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
-from trainkit.recipe.toml.positions import Key, dotted, locate
+from trainkit.recipe.toml.positions import Key, dotted_key, locate
 from trainkit.recipe.toml.suggestions import FOREIGN
 from trainkit.recipe.toml.values import differences, dumps, toml_value
 from trainkit.recipe.union import members_of
@@ -512,7 +512,7 @@ def test_every_key_says_what_it_means():
 
     named = [(key, node) for key, node in walk(schema.root(), ()) if key[-1] != "type" and len(key) > 1]
     assert len(named) > 100
-    assert [dotted(key) for key, node in named if not schema.meaning(node)] == []
+    assert [dotted_key(key) for key, node in named if not schema.meaning_of(node)] == []
 
 
 @given(st.data())
@@ -600,7 +600,7 @@ def test_every_key_that_tomli_finds_has_a_line_and_that_line_holds_it(data):
 def test_every_way_of_writing_a_key_is_found():
     text = 'a.b = 1\n[x.y]\n"q.r" = [1,\n 2, # ]\n {z = """\n}"""""}]\n'
     text += "[[d.t]]\np = 1\n[[d.t]]\n[d.t.u]\nv = 1979-05-27 07:32:00\n"
-    assert {dotted(key): line for key, line in locate(text).items()} == {
+    assert {dotted_key(key): line for key, line in locate(text).items()} == {
         "a": 1, "a.b": 1, "x": 2, "x.y": 2, "x.y.q.r": 3, "x.y.q.r.0": 3, "x.y.q.r.1": 4, "x.y.q.r.2": 5,
         "x.y.q.r.2.z": 5, "d": 7, "d.t": 7, "d.t.0": 7, "d.t.0.p": 8, "d.t.1": 9, "d.t.1.u": 10, "d.t.1.u.v": 11,
     }  # fmt: skip

@@ -60,13 +60,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def test_a_sweep_by_tpe_prunes_what_is_worse_than_the_median_and_keeps_its_last_value(whole: Study) -> None:
-    states = [end.status for _, end in whole.ranked() if end]
+    states = [end.status for _, end in whole.rank() if end]
     assert len(states) == 7 and set(states) == {"finished", "pruned"} and states == sorted(states)
-    pruned = next(trial for trial, end in whole.ranked() if end and end.status == "pruned")
+    pruned = next(trial for trial, end in whole.rank() if end and end.status == "pruned")
     end = whole.ends[pruned.number]
     rate, layers = (pruned.settings[key] for key in ("optimizer.learning_rate", "model.layers"))
     assert end.steps is not None and end.steps < 10 and end.value == pytest.approx(10 - end.steps + rate + layers)
-    for trial, end in whole.ranked():
+    for trial, end in whole.rank():
         state, *known = copied(whole)[trial.directory.name]
         assert end and known == [pytest.approx(end.value), trial.settings["model.layers"]]
         assert state == {"finished": "COMPLETE", "pruned": "PRUNED"}[end.status]
@@ -133,7 +133,7 @@ def test_a_pruned_trial_that_still_trains_as_the_sweep_was_killed_is_stopped(
 ) -> None:
     finish(study(tmp_path, TPE))
     found, stopped = study(tmp_path, TPE), []
-    number = next(trial.number for trial, end in whole.ranked() if end and end.status == "pruned")
+    number = next(trial.number for trial, end in whole.rank() if end and end.status == "pruned")
     directory = found.directory / f"tiny-{number:04}"
     with contextlib.ExitStack() as trainer:
         trainer.enter_context(hold_lock(directory))
@@ -154,7 +154,7 @@ def test_a_trial_whose_recipe_is_refused_does_not_end_the_sweep(tmp_path: Path) 
     text = text.replace("KEY", '{ values = [2, 3] }\n"model.hidden" = { values = [32, 33] }')
     found = study(tmp_path, text)
     finish(found)
-    wrong = [trial for trial, end in found.ranked() if end and end.status == "refused"]
+    wrong = [trial for trial, end in found.rank() if end and end.status == "refused"]
     assert wrong and all(t.settings["model.hidden"] % t.settings["model.heads"] for t in wrong)
     assert not any(trial.directory.exists() for trial in wrong) and len(found.ends) == 6
     again = study(tmp_path, text)
@@ -214,7 +214,7 @@ def test_parallel_coordinates_have_a_line_for_each_trial_and_a_drawing_where_it_
     )
     points = [[float(y) for y in re.findall(r",(\S+)", line.attrib["points"])] for line in lines]
     assert all(TOP <= y <= TOP + HEIGHT for crossings in points for y in crossings)
-    best = next(trial for trial, _ in whole.ranked())
+    best = next(trial for trial, _ in whole.rank())
     layers, kind = best.settings["model.layers"], best.settings["schedule.type"]
     assert points[-1][1:3] == [TOP + HEIGHT * (3 - layers) / 2, TOP + HEIGHT * (kind == "cosine")]
     drawn = text_lines(whole, 80)

@@ -75,8 +75,8 @@ class _Typed(eqx.Module):
     model: Any
     types_BT: Array | None
 
-    def hidden(self, tokens_BT: Array, **more: Any) -> Array:
-        hidden_BTD: Array = self.model.hidden(tokens_BT, types_BT=self.types_BT, **more)
+    def hidden_states(self, tokens_BT: Array, **more: Any) -> Array:
+        hidden_BTD: Array = self.model.hidden_states(tokens_BT, types_BT=self.types_BT, **more)
         return hidden_BTD
 
     def __getattr__(self, name: str) -> Any:
@@ -100,7 +100,7 @@ def _ours_of_encoder(directory: Path, given: Found) -> Found:
     def trained(model: Any) -> tuple[Array, Array]:
         typed = _Typed(model, types)
         found = task.loss_of(typed, batch, MaskedTokens(tokens, weights))
-        hidden = typed.hidden(tokens, segments_BT=segments, positions_BT=batch["positions"])
+        hidden = typed.hidden_states(tokens, segments_BT=segments, positions_BT=batch["positions"])
         return found.sum / found.weight, model.logits(hidden)
 
     model = _read(directory)
@@ -120,7 +120,7 @@ def _ours_of_encoder_decoder(directory: Path, given: Found) -> Found:
     def trained(model: Any) -> tuple[Array, Array]:
         hidden = model.decode(inputs, model.encode(sources, segments), segments)
         total, weight = blocked_cross_entropy(
-            model.prediction_states(hidden), model.unembedding(), jnp.maximum(labels, 0), labels >= 0
+            model.prediction_states(hidden), model.output_matrix(), jnp.maximum(labels, 0), labels >= 0
         )
         return total / weight, model.logits(hidden)
 
@@ -179,9 +179,9 @@ def _trained(model: Any, tokens: Array, positions: Array, segments: Array) -> tu
     rows = len(tokens) - 3
 
     def loss(model: Any) -> tuple[Array, Array]:
-        hidden, _ = model.hidden(tokens, positions_BT=positions, segments_BT=segments)
+        hidden, _ = model.hidden_states(tokens, positions_BT=positions, segments_BT=segments)
         targets, weights = jnp.roll(tokens, -1, axis=1), jnp.zeros(tokens.shape).at[:rows, :-1].set(1)
-        unembedding, softcap = model.unembedding(), model.final_softcap
+        unembedding, softcap = model.output_matrix(), model.final_softcap
         total, weight = blocked_cross_entropy(hidden, unembedding, targets, weights, softcap=softcap)
         return total / weight, model.logits(hidden)
 

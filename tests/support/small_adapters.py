@@ -56,4 +56,4 @@ def shapes(spec: Any, adapter: Adapter) -> Any:
 
 @jax.jit
 def hidden(model: Any) -> jax.Array:
-    return model.hidden(TOKENS)[0]
+    return model.hidden_states(TOKENS)[0]

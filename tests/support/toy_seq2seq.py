@@ -43,7 +43,7 @@ class ToySeq2Seq(eqx.Module):
     def prediction_states(self, hidden):
         return hidden
 
-    def unembedding(self):
+    def output_matrix(self):
         return self.output
 
     def logits(self, states):

@@ -60,7 +60,9 @@ def test_smoothed_labels_and_a_z_loss_have_the_gradient_of_the_reference_and_lea
 def test_noise_of_embeddings_is_as_large_as_its_paper_says_of_each_row_another_and_only_in_training() -> None:
     model, tokens = fresh(), jnp.asarray(np.random.default_rng(0).integers(0, 41, (4, 14)))
     noisy = eqx.tree_at(lambda model: model.embedding_noise, model, EmbeddingNoise(5.0))
-    assert jnp.array_equal(noisy.hidden(tokens)[0], model.hidden(tokens)[0]), "nothing is added without keys"
+    assert jnp.array_equal(noisy.hidden_states(tokens)[0], model.hidden_states(tokens)[0]), (
+        "nothing is added without keys"
+    )
     key, rows = jax.random.key(7), jnp.arange(4)
     module = with_keys(noisy, key, rows).embedding_noise
     zeros = jnp.zeros((4, 200, 16))
@@ -71,7 +73,7 @@ def test_noise_of_embeddings_is_as_large_as_its_paper_says_of_each_row_another_a
     half = with_keys(noisy, key, rows[2:]).embedding_noise(zeros[2:])
     assert np.array_equal(half, noise[2:]), "it depends on the row in the step, and not on the micro-batch"
     assert not np.array_equal(noise, with_keys(noisy, jax.random.key(8), rows).embedding_noise(zeros))
-    assert not jnp.array_equal(with_keys(noisy, key, rows).hidden(tokens)[0], model.hidden(tokens)[0])
+    assert not jnp.array_equal(with_keys(noisy, key, rows).hidden_states(tokens)[0], model.hidden_states(tokens)[0])
 
 
 def test_with_all_off_the_program_is_that_of_the_plain_task() -> None:

@@ -14,7 +14,7 @@ from test_reward import batch_of, pairs
 from trainkit import models
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.tasks import build
-from trainkit.tasks.embedding import pooled
+from trainkit.tasks.embedding import pool
 from trainkit.tasks.statistics import values_of
 
 KEYS = {
@@ -65,7 +65,9 @@ def test_the_loss_is_that_of_sentence_transformers(name: str) -> None:
     for pair in range(6):
         for side in range(made["filled"].shape[1]):  # each text by itself, without padding
             used = made["filled"][pair, side]
-            hidden = np.asarray(model.hidden(jnp.asarray(made["tokens"][pair, side, :used])[None])[0][0], np.float64)
+            hidden = np.asarray(
+                model.hidden_states(jnp.asarray(made["tokens"][pair, side, :used])[None])[0][0], np.float64
+            )
             vectors[pair, side] = hidden.mean(0) if pooling == "mean" else hidden[-1]
     texts = np.concatenate([vectors[:, side] for side in range(1, vectors.shape[1])])
     np.testing.assert_allclose(found.sum / found.weight, ranked(vectors[:, 0], texts, KEYS[name]), rtol=1e-5)
@@ -86,9 +88,9 @@ def test_vectors_that_are_not_finite_find_nothing() -> None:
 def test_pooling_leaves_padding_out() -> None:
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
     segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    np.testing.assert_allclose(pooled(hidden, segments, "mean")[0], hidden[0, :3].mean(0), rtol=1e-6)
-    assert jnp.array_equal(pooled(hidden, segments, "last"), jnp.stack([hidden[0, 2], hidden[1, 4]]))
-    assert jnp.array_equal(pooled(hidden, segments, "first"), hidden[:, 0])
+    np.testing.assert_allclose(pool(hidden, segments, "mean")[0], hidden[0, :3].mean(0), rtol=1e-6)
+    assert jnp.array_equal(pool(hidden, segments, "last"), jnp.stack([hidden[0, 2], hidden[1, 4]]))
+    assert jnp.array_equal(pool(hidden, segments, "first"), hidden[:, 0])
 
 
 def test_rows_of_padding_and_eight_devices_find_the_same_negatives() -> None:

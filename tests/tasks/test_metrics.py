@@ -101,7 +101,7 @@ def values_of(metric: Metric, parts: list[dict[str, Any]]) -> dict[str, float]:
         return dict(metric.values(summed(metric, parts)))
     items = GatheredItems()
     for part in parts:
-        items.add({"it": {**jax.jit(metric.needed)(part), "weights": part["weights"]}})
+        items.add({"it": {**jax.jit(metric.needed_arrays)(part), "weights": part["weights"]}})
     return dict(metric.values(items.of("it")))
 
 

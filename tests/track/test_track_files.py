@@ -174,7 +174,7 @@ def test_a_directory_that_w_and_b_made_is_not_taken_for_its_package(tmp_path: Pa
     (tmp_path / "nowhere_installed").mkdir()
     code = (
         "from trainkit.track import projections as p; p.ABOUT['wandb'] = p.About('W&B', 'nowhere_installed')\n"
-        "assert not p.installed('wandb') and p.installed('aim')"
+        "assert not p.is_installed('wandb') and p.is_installed('aim')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
@@ -185,9 +185,13 @@ def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch
     with pytest.raises(TrainkitError, match="TensorBoard needs not_here") as caught:
         projections.require("tensorboard")
     assert caught.value.where == "track.tensorboard" and "trainkit[tensorboard]" in caught.value.hint
-    assert projections.enabled(Track(aim=False)) == []
+    assert projections.enabled_trackers(Track(aim=False)) == []
     assert tuple(Tracker) == projections.NAMES
-    assert projections.enabled(Track(wandb=WandB(project="p"), tensorboard=True)) == ["aim", "tensorboard", "wandb"]
+    assert projections.enabled_trackers(Track(wandb=WandB(project="p"), tensorboard=True)) == [
+        "aim",
+        "tensorboard",
+        "wandb",
+    ]
 
 
 def test_a_run_that_cannot_be_written_to_is_an_error_in_words(tmp_path: Path) -> None:

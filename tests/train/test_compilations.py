@@ -42,7 +42,7 @@ def fresh() -> jax.stages.Wrapped:
 def work(compilations: Compilations, function: jax.stages.Wrapped, sizes: list[int], what: str = "evaluation") -> None:
     arrays = [jnp.zeros(size) for size in sizes]
     for step, array in enumerate(arrays, 1):
-        with compilations.during(what, step):
+        with compilations.record(what, step):
             function(array)
 
 
@@ -84,7 +84,7 @@ def test_what_other_threads_compile_or_what_is_compiled_outside_belongs_to_no_wo
     function(jnp.zeros(2))
     three = jnp.zeros(3)
     thread = threading.Thread(target=function, args=(three,))
-    with compilations.during("evaluation", 9):
+    with compilations.record("evaluation", 9):
         thread.start()
         thread.join()
     assert told(tmp_path) == []
@@ -119,7 +119,7 @@ def test_the_argument_that_has_changed_is_named_with_what_it_was_and_is(
     function = jax.jit(total)
     batches = [{"tokens": jnp.zeros((2, length), jnp.int32)} for length in (3, 3, 4)]
     for step, batch in enumerate(batches, 1):
-        with compilations.during("evaluation", step):
+        with compilations.record("evaluation", step):
             function(batch)
     (message,) = told(tmp_path)
     assert "batch['tokens'] was i32[2,3] and is i32[2,4]" in message

@@ -18,7 +18,7 @@ from trainkit.checkpoint.restore import restore
 from trainkit.checkpoint.saver import Provenance, Saver
 from trainkit.errors import TrainkitError
 from trainkit.models import leaf_names
-from trainkit.models.probe import probing
+from trainkit.models.probe import collect_reports
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import Loss
@@ -234,7 +234,7 @@ def test_what_layers_report_is_that_of_the_first_micro_batch() -> None:
 
     @jax.jit
     def reports(params: Any) -> Any:
-        with probing() as found:
+        with collect_reports() as found:
             first = {name: array[0] for name, array in batch.items()}
             build_task(CausalLM()).loss(eqx.combine(params, state.frozen), first)
         return found

@@ -93,12 +93,12 @@ def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_reported_with
     meter.restart_clock()
     for step in range(1, 7):
         clock.now += 1  # a batch is waited for
-        with meter.spent("dispatch"):
+        with meter.measure("dispatch"):
             clock.now += 2
         meter.add(step, result(step), waited=1.0, size=SIZE)
         if step == 3:
             meter.flush()
-            with meter.spent("evaluation"):
+            with meter.measure("evaluation"):
                 clock.now += 50
             started = clock.perf_counter()
             clock.now += 30

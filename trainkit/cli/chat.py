@@ -52,7 +52,7 @@ class Talk(Protocol):
     def add(self, said: str, answer: str) -> None: ...
     def reset(self) -> None: ...
     def instruct(self, text: str) -> None: ...
-    def saved(self) -> dict[str, object]: ...
+    def as_json(self) -> dict[str, object]: ...
 
 
 class Templated:
@@ -75,7 +75,7 @@ class Templated:
             raise
         self.reset()
 
-    def saved(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         return {"messages": self._conversation.messages}
 
 
@@ -97,7 +97,7 @@ class Raw:
     def instruct(self, text: str) -> None:
         raise TrainkitError("with --raw there is no system message: the model continues a text")
 
-    def saved(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         return {"text": self._text}
 
 
@@ -115,7 +115,7 @@ def chat(
     Options that are not given follow the model's generation_config.json, where it has one.
     """
     from trainkit.infer.generator import Generator
-    from trainkit.infer.text_format import Conversation, closing
+    from trainkit.infer.text_format import Conversation, end_of_answer
 
     check(options)
     trained, stop = open_model(model, average=average), options.stop or []
@@ -131,7 +131,7 @@ def chat(
     else:
         template = trained.template()
         talk = Templated(Conversation(template, trained.codec, trained.begin))
-        stop = [*stop, *closing(template, trained.codec)[1]]
+        stop = [*stop, *end_of_answer(template, trained.codec)[1]]
     if system is not None:
         talk.instruct(system)
     settings = settle_options(options, trained, max_tokens=MAX_TOKENS)
@@ -226,7 +226,7 @@ class Session:
         path = Path(name).expanduser()
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self._talk.saved(), ensure_ascii=False) + "\n")
+                file.write(json.dumps(self._talk.as_json(), ensure_ascii=False) + "\n")
         except OSError as error:
             raise TrainkitError(f"the conversation cannot be saved: {error.strerror}", where=str(path)) from error
         self.show(f"added to {path}")

@@ -33,7 +33,7 @@ def compare(
     from trainkit.events.reducer import view_of
     from trainkit.rundir.compare import results
     from trainkit.rundir.directory import recipe_of
-    from trainkit.rundir.recipes import differing
+    from trainkit.rundir.recipes import differing_keys
 
     if len(runs) < 2:
         raise TrainkitError(
@@ -45,7 +45,7 @@ def compare(
     head = ("", *(neutralise(directory.name) for directory in directories))
     lines = align([head, *([neutralise(cell) for cell in row] for row in results(views))])
     lines += _seeds(directories, recipes, views, metric)
-    keys = differing(recipes)
+    keys = differing_keys(recipes)
     if not keys:
         return "\n".join([*lines, "", "their recipes are the same, except for their names"])
     rows = [(key, *(neutralise(recipe.get(key, "–")) for recipe in recipes)) for key in keys]
@@ -92,7 +92,7 @@ def _differences(groups: list[SeedGroup], named: list[str]) -> list[str]:
 
 
 def _values(recipe: Recipe) -> dict[str, str]:
-    from trainkit.recipe.toml.positions import dotted
+    from trainkit.recipe.toml.positions import dotted_key
     from trainkit.recipe.toml.values import flat, toml_value
 
-    return {dotted(key): toml_value(value) for key, value in flat(recipe).items() if value is not None}
+    return {dotted_key(key): toml_value(value) for key, value in flat(recipe).items() if value is not None}

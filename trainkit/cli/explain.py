@@ -52,7 +52,7 @@ def explain(
     for name, child in schema.keys_of(node, value).items():
         inner = f"{key}.{name}"
         lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
-        if said := schema.meaning(child) or (schema.describe(child) if name != "type" else ""):
+        if said := schema.meaning_of(child) or (schema.describe(child) if name != "type" else ""):
             lines.append(f"    {said}")
     return "\n".join(lines)
 
@@ -72,20 +72,20 @@ def _meanings(node: Node, value: Any) -> list[str]:
     from trainkit.recipe.toml import schema
 
     table = schema.table(node, value) if schema.has_table(node) else None
-    said = [schema.meaning(table) if table else "", schema.meaning(node)]
+    said = [schema.meaning_of(table) if table else "", schema.meaning_of(node)]
     return [meaning for meaning in dict.fromkeys(said) if meaning]
 
 
 def _hint(key: Key, language: type[Recipe]) -> str:
     """Return what to ask for instead of a key that no recipe has."""
     from trainkit.recipe.toml import schema
-    from trainkit.recipe.toml.positions import dotted
+    from trainkit.recipe.toml.positions import dotted_key
     from trainkit.recipe.toml.suggestions import FOREIGN, suggest
 
-    name, known = str(key[-1]), [dotted(leaf) for leaf in schema.leaves(language)]
+    name, known = str(key[-1]), [dotted_key(leaf) for leaf in schema.leaves(language)]
     if name in FOREIGN:
         return suggest(name, key[:-1], known, language)[0]
-    near = difflib.get_close_matches(dotted(key), known, n=3) or [k for k in known if k.split(".")[-1] == name]
+    near = difflib.get_close_matches(dotted_key(key), known, n=3) or [k for k in known if k.split(".")[-1] == name]
     return f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys"
 
 

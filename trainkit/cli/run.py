@@ -119,7 +119,7 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
         from trainkit.run.attempt import attempt
 
         return attempt(directory, replace(start, profile=None), loaded=loaded)
-    if not detach and (plain or json or hosts.count() > 1 or terminal.lacking()):
+    if not detach and (plain or json or hosts.count() > 1 or terminal.why_unavailable()):
         from trainkit.run.attempt import attempt
 
         with EventPrinter(directory, as_json=json) as printer:

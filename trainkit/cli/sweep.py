@@ -137,10 +137,10 @@ def leaderboard_lines(study: Study) -> list[str]:
 
     keys = list(study.spec.parameters)
     rows: list[tuple[str, ...]] = [("RUN", "STATE", study.metric, "STEPS", "TIME", *keys)]
-    for trial, end in study.ranked():
+    for trial, end in study.rank():
         values = [neutralise(toml_value(trial.settings[key])) for key in keys]
         rows.append((trial.directory.name, _state(trial, end), _value(end), *_length(study, trial, end), *values))
-    wrong = [(trial, end) for trial, end in study.ranked() if end and end.message]
+    wrong = [(trial, end) for trial, end in study.rank() if end and end.message]
     reasons = [f"{trial.directory.name} {end.status}: {shorten(one_line(end.message), 100)}" for trial, end in wrong]
     return [*align(rows), *reasons]
 

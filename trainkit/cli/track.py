@@ -38,7 +38,7 @@ def track(
     """
     from trainkit.cli.arguments import run_directory
     from trainkit.rundir.directory import recipe_of
-    from trainkit.track.projections import Name, enabled, require
+    from trainkit.track.projections import Name, enabled_trackers, require
 
     directory = run_directory(run)
     if table is not None:
@@ -46,7 +46,7 @@ def track(
 
         return f"{write_table(directory, table):,} steps in {table}"
     spec = recipe_of(directory).recipe.track
-    names: list[Name] = [to.value] if to else enabled(spec) or ["aim"]
+    names: list[Name] = [to.value] if to else enabled_trackers(spec) or ["aim"]
     for name in names:
         require(name)
     from trainkit.track.tail import follow

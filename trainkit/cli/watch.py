@@ -94,7 +94,7 @@ def _browse(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
 
         show(directory, readonly=readonly, ascii_only=ascii_only)
 
-    terminal.guarded(show)
+    terminal.run_guarded(show)
 
 
 def _picture(run: Path, *, size: str, page: str, ascii_only: bool) -> str:

@@ -81,7 +81,7 @@ def watch(
             raise SystemExit(dashboard.return_code)
         print(neutralise(farewell(run_directory, "replayed" if replay else dashboard.state)), file=sys.stderr)
 
-    guarded(show)
+    run_guarded(show)
 
 
 def require_terminal(hint: str) -> None:
@@ -90,11 +90,11 @@ def require_terminal(hint: str) -> None:
     Raises:
         TrainkitError: with `hint`, what to do instead.
     """
-    if lack := lacking():
+    if lack := why_unavailable():
         raise TrainkitError(f"the dashboard needs a terminal, and {lack}", hint=hint)
 
 
-def lacking() -> str:
+def why_unavailable() -> str:
     """Return why the dashboard cannot be drawn here; empty where it can."""
     streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
     for name, stream in streams.items():
@@ -105,7 +105,7 @@ def lacking() -> str:
     return ""
 
 
-def guarded(show: Callable[[], None]) -> None:
+def run_guarded(show: Callable[[], None]) -> None:
     """Call `show` in a child process, which draws on this terminal, and restore the terminal if the child is killed.
 
     Signals that end a process are passed on to the child. No thread may have been started before.

@@ -248,7 +248,7 @@ class Reporter:
             self._reported = time.monotonic()
             self._report(done=False)
 
-    def done(self) -> None:
+    def finish(self) -> None:
         """Report the progress as finished."""
         self._report(done=True)
 

@@ -53,7 +53,7 @@ def one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         if len(seen) > 1:
             return
     if seen is not None and len(seen):
-        label, classes = labels.shown(seen[0]), document.label_names
+        label, classes = labels.as_json(seen[0]), document.label_names
         name = f"{label} ({classes[label]})" if isinstance(label, int) and label < len(classes) else str(label)
         yield DataProblem("error", f"train: every label is {name}: with one {labels.noun} there is nothing to learn")
 

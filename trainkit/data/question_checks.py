@@ -31,7 +31,7 @@ def question_problems(cache: Cache, recipe: Recipe, *, learns: bool = True) -> I
                 f"{name}: with {length} the question at {where}, {place.end - place.first} tokens with those around it,"
                 " leaves no room for its context: make examples longer, or leave such rows out",
             )
-        answered, whole = examples.answered()
+        answered, whole = examples.count_answers()
         if name == "train" and learns and not whole:
             yield DataProblem("error", f"train: no answer can be learned: none of {answered:,} is whole in a window")
         elif whole < answered:

@@ -86,7 +86,9 @@ def show(cache: Cache, data: TrainSet, step: int, hide: Hide | None = None) -> I
         pieces = tuple(_pieces(cache, row, batch, number, names) if is_text else _record(cache, row, batch, number))
         if document is not None and len(document.sequence_names) == len(pieces):
             pieces = tuple(replace(p, part=name) for p, name in zip(pieces, document.sequence_names, strict=True))
-        label = None if labels is None or of_tokens or "labels" not in batch else labels.shown(batch["labels"][number])
+        label = (
+            None if labels is None or of_tokens or "labels" not in batch else labels.as_json(batch["labels"][number])
+        )
         yield ShownRow(step, number, row.source, row.example, label, pieces)
 
 

@@ -50,7 +50,7 @@ def refusals(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def write_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write. It appears at `path` when the block ends, and not at all if the block raises.
 
     Several processes may write the same path at once: the last rename wins.
@@ -80,7 +80,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write or replace a file with a JSON object and its checksum, for `files.read_json`. Raises TrainkitError."""
-    with writing(path) as out:
+    with write_file(path) as out:
         out.write(files.seal(json.dumps(value, indent=1)).encode())
 
 

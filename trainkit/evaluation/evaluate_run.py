@@ -69,7 +69,7 @@ def evaluate_run(
     """
     recipe = recipe_to_evaluate(directory, overrides)
     if predictions:
-        if not recipe.evaluate.predicted(recipe.task):
+        if not recipe.evaluate.predictable(recipe.task):
             raise TrainkitError(
                 f'--predictions: task.type = "{recipe.task.type}" makes no predictions', hint="leave it out"
             )

@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
-from trainkit.evaluation.set_sums import SetSums, Sums, add_up, gathered
+from trainkit.evaluation.set_sums import SetSums, Sums, add_up, labels_of_gathered
 from trainkit.models.casting import cast
 from trainkit.parallel import agreement
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
@@ -110,7 +110,7 @@ class Evaluator:
             loss, predictions = task.predict(model, {name: array[0] for name, array in batch.items()}, key=key)
             found = Sums(loss, {label: metric.statistics(predictions) for label, metric in metrics.items()})
             needed = {
-                label: {**metric.needed(predictions), "weights": predictions["weights"]}
+                label: {**metric.needed_arrays(predictions), "weights": predictions["weights"]}
                 for label, metric in metrics.items()
                 if isinstance(metric, GatheredMetric)
             }
@@ -179,7 +179,7 @@ class Evaluator:
             self._split(step)
             found = self._sum(state, data, number)
         sums, predictions, items = found
-        arrays = {label: items.of(label) for label in gathered(self._metrics)}
+        arrays = {label: items.of(label) for label in labels_of_gathered(self._metrics)}
         return SetSums(sums, arrays, data.targets, data.bytes), predictions
 
     def _sum(

@@ -94,7 +94,7 @@ def score_rows(
 ) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
     """Return each row's sum of the log-likelihoods of its counted targets, in nats, float32, and whether all of these
     have the largest logit."""
-    hidden_NPD, _ = model.hidden(tokens_NP)
+    hidden_NPD, _ = model.hidden_states(tokens_NP)
     return _score_states(model, hidden_NPD, targets_NP, counted_NP)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.sources.digests import of_value
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_file
 from trainkit.events.log import as_logged
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
@@ -198,7 +198,7 @@ def write_results(
 
         buffer = pyarrow.BufferOutputStream()
         parquet.write_table(pyarrow.table(dict(table)), buffer)
-        with writing(directory / f"{file_name}.parquet") as file:
+        with write_file(directory / f"{file_name}.parquet") as file:
             file.write(buffer.getvalue())
     path = directory / f"{file_name}.json"
     record: dict[str, Any] = {
@@ -207,7 +207,7 @@ def write_results(
         "metrics": {key: as_logged(value) for key, value in metrics.items()},
     }
     record |= details
-    with writing(path) as file:
+    with write_file(path) as file:
         file.write(json.dumps(record, indent=1).encode() + b"\n")
     return path
 

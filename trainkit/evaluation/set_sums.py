@@ -50,7 +50,7 @@ class SetSums(NamedTuple):
         return report
 
 
-def gathered(metrics: Mapping[str, Metric]) -> list[str]:
+def labels_of_gathered(metrics: Mapping[str, Metric]) -> list[str]:
     """Return the labels of the metrics that need all items together."""
     return [label for label, metric in metrics.items() if isinstance(metric, GatheredMetric)]
 

@@ -28,7 +28,7 @@ from trainkit.infer.sampling import Sampling
 from trainkit.infer.seq2seq import start_of, write_targets
 from trainkit.infer.settings import rules_beside
 from trainkit.infer.target_rules import NO_RULES, TargetRules
-from trainkit.infer.text_format import chat_of, closing, text_format_of, usable_template
+from trainkit.infer.text_format import chat_of, end_of_answer, text_format_of, usable_template
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
@@ -249,7 +249,7 @@ def text_report(
         recipe,
         codec,
         ends=text_format_of(recipe, directory, codec).ends,
-        stop=closing(template, codec)[1] if template is not None else (),
+        stop=end_of_answer(template, codec)[1] if template is not None else (),
         rules=rules_beside(directory) if recipe.model.kind == "encoder-decoder" else NO_RULES,
         metrics=build_text_metrics(recipe.evaluate.metrics),
         compute=compute,

@@ -139,11 +139,11 @@ class Tail:
         yet."""
         while True:
             begin = self.offset
-            events = [event for _, event in self.placed(limit_bytes=limit_bytes)]
+            events = [event for _, event in self.poll_with_places(limit_bytes=limit_bytes)]
             if events or self.offset == begin:  # skip lines that hold no event
                 return events
 
-    def placed(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
+    def poll_with_places(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
         """Return the events of `poll`, each with the byte at which its line begins. No line begins beyond the limit."""
         try:
             # most polls find nothing new, and then do not open the file
@@ -164,7 +164,7 @@ class Tail:
         self.offset += end
         return list(parse(chunk[:end], begin))
 
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """Return the bytes of the log that have not been consumed."""
         return max(0, _size(self._path) - self.offset)
 

@@ -124,7 +124,7 @@ class PlainLog:
     def _tell(self, event: Event) -> str:
         step, clock = event["step"], _clock(event)
         of = "" if self._total is None else f"/{self._total}"
-        left = self._pace.remaining(step, self._total)
+        left = self._pace.seconds_left(step, self._total)
         eta = f"  ETA {format_duration(left)}" if left else ""
         return f"{clock}  step {step:>{max(1, len(of) - 1)}}{of}{_metrics(event['metrics'])}{eta}"
 

@@ -112,7 +112,7 @@ class Series:
         self._room = 0
         self.version += 1
 
-    def straddled(self, after: float) -> float | None:
+    def bucket_across(self, after: float) -> float | None:
         """Return the first step of the bucket that `cut(after)` would remove although it begins at or before `after`;
         None without one."""
         at = bisect_right(self.steps, after)

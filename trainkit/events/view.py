@@ -62,7 +62,7 @@ class Pace:
         """Return the median seconds of a step; None before the first."""
         return statistics.median(self.seconds) if self.seconds else None
 
-    def remaining(self, step: int, total_steps: int | None) -> float | None:
+    def seconds_left(self, step: int, total_steps: int | None) -> float | None:
         """Return the seconds of training left after `step`, without evaluations and checkpoints; None if unknown."""
         seconds = self.step_seconds
         if seconds is None or total_steps is None:
@@ -169,7 +169,7 @@ class View:
     @property
     def eta(self) -> float | None:
         """Return the seconds of training left, without evaluations and checkpoints; None if unknown or over."""
-        return None if self.finished else self.pace.remaining(self.step, self.total_steps)
+        return None if self.finished else self.pace.seconds_left(self.step, self.total_steps)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -216,7 +216,7 @@ def alive(view: View) -> bool:
     return view.host != socket.gethostname() or process_alive(view.pid, view.process_started)
 
 
-def resuming(view: View, run_directory: Path) -> bool:
+def is_resuming(view: View, run_directory: Path) -> bool:
     """Return whether a process of this host has started another attempt that is not in the log yet."""
     holder = lock_holder(run_directory) if view.host == socket.gethostname() else None
     return holder is not None and holder != view.pid

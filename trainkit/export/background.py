@@ -96,7 +96,7 @@ class Exporting:
             message += " disk; exports take longer than export.every allows: make it larger"
             self._log_message("warning", message)
 
-    def held(self) -> tuple[int, ...]:
+    def needed_steps(self) -> tuple[int, ...]:
         """Return the steps whose checkpoints are still to be exported."""
         return self._pending
 

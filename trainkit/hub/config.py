@@ -102,7 +102,7 @@ def known_keys(family: Family) -> set[str]:
     return {*NEVER, *family.keys, *family.fixed, *family.noise, *(key for part in family.parts for key in part.keys)}
 
 
-def untrained(config: Config, family: Family) -> list[str]:
+def untrained_noise(config: Config, family: Family) -> list[str]:
     """Return the noise that transformers would add in training, and trainkit would not, each as `key = value`."""
 
     def value(key: str) -> Any:

@@ -88,10 +88,10 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
     """Return what the model's checkpoint asks of training that trainkit does not do."""
     if (found := _config_of(recipe)) is None:
         return []
-    from trainkit.hub.config import head_of, untrained
+    from trainkit.hub.config import head_of, untrained_noise
 
     config, family, _ = found
-    noise = untrained(config, family)
+    noise = untrained_noise(config, family)
     notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without it"] if noise else []
     head, wanted = head_of(config, family), recipe.model.head
     if wanted.kind != "tokens" and head.kind != wanted.kind:

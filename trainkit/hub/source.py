@@ -92,7 +92,7 @@ class TensorSource:
             leaves = {leaf: shape for leaf, shape in leaves.items() if not self.begins_at_random(leaf)}
             for name in self._of_heads(leaves):
                 shapes.pop(name, None)
-        wanted = expected(self.names, leaves)
+        wanted = tensor_shapes(self.names, leaves)
         for leaf in EMBEDDINGS:
             name = self.names[leaf].theirs
             if leaf in leaves and name in shapes and shapes[name][1:] == wanted[name][1:]:
@@ -198,7 +198,7 @@ def _other_rows(rows: int, wanted: int, where: str) -> TrainkitError:
     )
 
 
-def expected(names: Mapping[str, TensorName], leaves: Mapping[str, Shape]) -> dict[str, Shape]:
+def tensor_shapes(names: Mapping[str, TensorName], leaves: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shape of every tensor that leaves of these shapes are made of. Every leaf must have a name."""
     return {
         tensor: names[leaf].tensor_shape(shape)

@@ -43,7 +43,7 @@ def merge_adapter(
     return _run_donating(plain, _shardings(_place(jax.eval_shape(plain, model), on)), model)
 
 
-def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
+def adapter_merger(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
     """Return a function that merges the PEFT adapter in a directory into a model of these shapes.
 
     The result has the dtype of that model, whose arrays are donated.

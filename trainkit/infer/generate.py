@@ -63,7 +63,7 @@ def prefill(
     seen_NV = None
     if sampling.penalises:
         real_NP = jnp.arange(p) < lengths_N[:, None]
-        nothing_NV = jnp.zeros((n, model.unembedding().shape[0]), bool)
+        nothing_NV = jnp.zeros((n, model.output_matrix().shape[0]), bool)
         seen_NV = nothing_NV.at[jnp.arange(n)[:, None], prompts_NP].max(real_NP)
     begins_N = jnp.zeros_like(lengths_N)
     return extend(model, model.empty_cache(n, cache_length), prompts_NP, lengths_N, begins_N, seen_NV)
@@ -85,7 +85,7 @@ def extend(
     n, p = rests_NP.shape
     # a cache has one place after every prompt: all padding beyond the cache goes there
     places_NP = jnp.minimum(begins_N[:, None] + jnp.arange(p), cache.k_BSGK.shape[2] - 1)
-    hidden_NPD, filled = model.hidden(rests_NP, positions_BT=places_NP, cache=cache)
+    hidden_NPD, filled = model.hidden_states(rests_NP, positions_BT=places_NP, cache=cache)
     logits_NV = model.logits(hidden_NPD[jnp.arange(n), jnp.maximum(lengths_N - 1, 0)])
     return Decoding(logits_NV, begins_N + lengths_N, lengths_N == 0, jnp.int32(0), filled, seen_NV)
 
@@ -100,7 +100,9 @@ def resize_cache(cache: KeyValues, length: int) -> KeyValues:
 
 def continue_text(model: LanguageModel, token_N: Int[Array, " N"], state: Decoding) -> tuple[Float[Array, "N V"], Any]:
     """Return the logits after one more token, and the cache with it."""
-    hidden_N1D, cache = model.hidden(token_N[:, None], positions_BT=state.positions_N[:, None], cache=state.cache)
+    hidden_N1D, cache = model.hidden_states(
+        token_N[:, None], positions_BT=state.positions_N[:, None], cache=state.cache
+    )
     return model.logits(hidden_N1D[:, 0]), cache
 
 

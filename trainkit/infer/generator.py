@@ -168,7 +168,7 @@ class Generator:
             return state, keys_N
         seen_1V = None
         if sampling.penalises:
-            seen_1V = np.zeros((1, self.model.unembedding().shape[0]), bool)
+            seen_1V = np.zeros((1, self.model.output_matrix().shape[0]), bool)
             seen_1V[0, ids[0]] = True
         cache, begins_1 = resize_cache(last.cache, room), np.array([known], np.int32)
         with self._mesh_context():

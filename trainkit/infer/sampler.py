@@ -21,14 +21,14 @@ from trainkit.events.log import EventLog
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.generate import TextCodec, Transcript, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
-from trainkit.infer.seq2seq import start_of, write_targets, written
+from trainkit.infer.seq2seq import start_of, target_tokens, write_targets
 from trainkit.infer.settings import rules_beside
 from trainkit.infer.target_rules import NO_RULES, TargetRules
 from trainkit.infer.text_format import (
     ChatCodec,
     after_source,
     chat_of,
-    closing,
+    end_of_answer,
     template_of,
     text_format_of,
     usable_template,
@@ -110,7 +110,7 @@ class Sampler:
         Raises TrainkitError where a prompt is a conversation that `template` cannot write, or there is none.
         """
         self._template, self._chat = template, spec.chat
-        self._stop = closing(template, codec)[1] if template is not None else ()
+        self._stop = end_of_answer(template, codec)[1] if template is not None else ()
         self._prompts = [self._written(prompt) for prompt in spec.prompts]
         if spec.chat:  # so that a prompt typed later cannot fail
             self._written("")
@@ -161,7 +161,7 @@ class Sampler:
             seconds = round(time.perf_counter() - started, 3)
             for (text, stop), before, new in zip(some, ids, tokens.tolist(), strict=False):
                 transcript = Transcript(self._codec, [] if self._sources else before, stop=stop)
-                made = written(new, self._begin if self._sources else ())
+                made = target_tokens(new, self._begin if self._sources else ())
                 transcript.add([token for token in made if token not in self._ends], last=True)
                 self._log.write("sampled", step=step, prompt=text, text=transcript.text, seconds=seconds)
 

@@ -99,7 +99,7 @@ def write_targets(
     return tokens_NT
 
 
-def written(row: Sequence[int], begin: Sequence[int]) -> list[int]:
+def target_tokens(row: Sequence[int], begin: Sequence[int]) -> list[int]:
     """Return the tokens of a target, without those that begin every text."""
     tokens = [token for token in row if token != NOTHING]
     return tokens[len(begin) :] if tokens[: len(begin)] == list(begin) else tokens
@@ -152,5 +152,5 @@ class TargetGenerator(Generator):
             tokens_NT = np.asarray(self._write(self.model, *arrays, start=self.start, **options))
         for number, row in enumerate(tokens_NT[: len(requests)].tolist()):
             answer = Answer(Transcript(self.codec, [], stop=stop))
-            new = self._take(answer, written(row, self.begin), last=True)
+            new = self._take(answer, target_tokens(row, self.begin), last=True)
             yield News(number, new, answer)

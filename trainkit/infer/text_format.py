@@ -84,7 +84,7 @@ def check_texts(recipe: Recipe) -> None:
     Raises:
         TrainkitError: a file beside the tokenizer cannot be read, or its chat template cannot be used.
     """
-    if recipe.text_tokenizer.path is None or (codec := load.cached(recipe, (), {})) is None:
+    if recipe.text_tokenizer.path is None or (codec := load.find_cached(recipe, (), {})) is None:
         return
     with TemporaryDirectory() as there:
         keep_tokenizer(codec, recipe, Path(there))
@@ -125,7 +125,7 @@ def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatT
     """Return the tokens that end a text: end-of-text, those in configs beside the tokenizer, and the end of a chat's
     answer."""
     ends = [codec.end_of_text, *(end for directory in directories for end in _end_ids(directory, *CONFIGS))]
-    ends += closing(template, codec)[0] if template is not None else ()
+    ends += end_of_answer(template, codec)[0] if template is not None else ()
     return tuple(dict.fromkeys(ends))
 
 
@@ -240,7 +240,7 @@ class Conversation:
         self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def closing(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def end_of_answer(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return what ends an answer, (tokens, stop strings), from what the template writes before the next question.
 
     That is a special token if no words precede it, else the words. It is nothing if these are blank, or if the template

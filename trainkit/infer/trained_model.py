@@ -24,7 +24,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
-from trainkit.infer.adapted import Weights, base_of, merge_adapter, merging
+from trainkit.infer.adapted import Weights, adapter_merger, base_of, merge_adapter
 from trainkit.infer.beam_search import GREEDY, BeamSearch
 from trainkit.infer.generator import Generator
 from trainkit.infer.seq2seq import TargetGenerator, start_of
@@ -218,7 +218,7 @@ def open_pretrained(directory: Path) -> TrainedModel:
     build = partial(_build, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
     shapes = jax.eval_shape(build, jax.random.key(0))
     finish: Callable[[LanguageModel], LanguageModel]
-    finish = merging(directory, spec, shapes) if is_adapter else lambda model: model
+    finish = adapter_merger(directory, spec, shapes) if is_adapter else lambda model: model
     lie = mesh.shardings(there, shapes)
     weights = load_params(base, shapes, lie, dtype, owned=is_adapter)
     return TrainedModel(

@@ -207,7 +207,7 @@ class DecoderModel(LanguageModel):
             router_loss=spec.router_loss if isinstance(spec, Sparse) else 0.0,
         )
 
-    def hidden(
+    def hidden_states(
         self,
         tokens_BT: Int[Array, "B T"],
         *,
@@ -215,7 +215,7 @@ class DecoderModel(LanguageModel):
         segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        """As `LanguageModel.hidden`."""
+        """As `LanguageModel.hidden_states`."""
         hidden_BTD, cache, _ = self._run(tokens_BT, positions_BT, segments_BT, cache)
         return hidden_BTD, cache
 
@@ -229,7 +229,7 @@ class DecoderModel(LanguageModel):
         types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """As `LanguageModel.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
-        with probe.counting(counted_BT):
+        with probe.mark_tokens(counted_BT):
             hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None, counted_BT)
         if routing is None or not self.router_loss:
             return hidden_BTD, jnp.float32(0)

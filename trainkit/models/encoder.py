@@ -118,7 +118,7 @@ class EncoderModel(eqx.Module):
 
         return EncoderModel(**encoder_parts(spec, block, given))
 
-    def hidden(
+    def hidden_states(
         self,
         tokens_BT: Int[Array, "B T"],
         *,
@@ -161,8 +161,10 @@ class EncoderModel(eqx.Module):
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """Return the last hidden states, and 0 as the auxiliary loss, so that encoders can be called like language
         models."""
-        with probe.counting(counted_BT):
-            hidden_BTD = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, types_BT=types_BT)
+        with probe.mark_tokens(counted_BT):
+            hidden_BTD = self.hidden_states(
+                tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, types_BT=types_BT
+            )
         return hidden_BTD, jnp.float32(0)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
@@ -171,13 +173,13 @@ class EncoderModel(eqx.Module):
         return self.classifier(hidden_BTD, segments_BT)
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n D+1"]:
-        """Return the vectors whose products with the rows of `unembedding` are the logits: the head's states
+        """Return the vectors whose products with the rows of `output_matrix` are the logits: the head's states
         and a 1."""
         assert self.head is not None and self.head_norm is not None, "the head of this model gives scores of classes"
         states = self.head_norm(exact_gelu(self.head(hidden_BTD)))
         return jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 
-    def unembedding(self) -> Float[Array, "V D+1"] | Weight:
+    def output_matrix(self) -> Float[Array, "V D+1"] | Weight:
         """Return the output matrix, which is the token embedding, with its bias as a last column."""
         pair = self.token_embedding, self.output_bias
         return jax.tree.map(lambda table_VD, bias_V: jnp.concatenate([table_VD, bias_V[:, None]], -1), *pair)
@@ -185,7 +187,7 @@ class EncoderModel(eqx.Module):
     def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
         """Return the logits of every entry of the vocabulary, in float32."""
         states = self.prediction_states(hidden_BTD)
-        rounded_VD = Weight.of(self.unembedding()).rounded
+        rounded_VD = Weight.of(self.output_matrix()).rounded
         return jnp.einsum("...d,vd->...v", states, rounded_VD, preferred_element_type=jnp.float32)
 
 

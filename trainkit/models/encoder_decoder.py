@@ -223,7 +223,7 @@ class EncoderDecoderModel(eqx.Module):
         # where texts have classes there is such a token: see `EncoderDecoder.with_head`
         behind_BT = jnp.roll(tokens_BT, 1, axis=1).at[:, 0].set(self.decoder_start or 0)
         memory_BTD = self.encode(tokens_BT, segments_BT)
-        with probe.counting(segments_BT > 0):
+        with probe.mark_tokens(segments_BT > 0):
             return self.decode(behind_BT, memory_BTD, segments_BT), jnp.float32(0)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B C"]:
@@ -232,12 +232,12 @@ class EncoderDecoderModel(eqx.Module):
         return self.classifier(hidden_BTD, segments_BT)
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n E"]:
-        """Return the vectors whose products with the rows of `unembedding` are the logits; with a bias, a 1 is
+        """Return the vectors whose products with the rows of `output_matrix` are the logits; with a bias, a 1 is
         appended."""
         states = self._scale(hidden_BTD)
         return states if self.output_bias is None else jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 
-    def unembedding(self) -> Float[Array, "V E"] | Weight:
+    def output_matrix(self) -> Float[Array, "V E"] | Weight:
         """Return the output matrix, with the bias of the logits, if any, as a last column."""
         matrix_VD = self._output_matrix()
         if self.output_bias is None:

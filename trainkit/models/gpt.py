@@ -158,7 +158,7 @@ class GptModel(LanguageModel):
             embedding_dropout=Dropout(spec.embedding_dropout),
         )
 
-    def hidden(
+    def hidden_states(
         self,
         tokens_BT: Int[Array, "B T"],
         *,
@@ -166,8 +166,8 @@ class GptModel(LanguageModel):
         segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        """As `LanguageModel.hidden`. Slopes without a cache go by distances in the row, whatever the positions are
-        called."""
+        """As `LanguageModel.hidden_states`. Slopes without a cache go by distances in the row, whatever the positions
+        are called."""
         assert segments_BT is None or cache is None
         x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
         if self.position_embedding is not None:

@@ -170,7 +170,7 @@ def _forward(
         target_N = target_logits(x_ND, target_ND, settings)
         losses_N = softmax.losses(target_N)
         dtarget_N = settings.times_slope(-weights_N, target_N)
-        pulled_N = softmax.pulled(weights_N, settings)
+        pulled_N = softmax.gradient_factors(weights_N, settings)
         dx_ND = dx_ND * (pulled_N / softmax.sum_N)[:, None] + target_ND * dtarget_N[:, None]
         dw_VD = _add_unembedding(dw_VD, x_ND, pulled_N, softmax, exp_JNU, top_JN, settings)
         dw_VD = dw_VD.at[targets_N].add(dtarget_N[:, None] * x_ND.astype(jnp.float32))

@@ -77,7 +77,7 @@ class Softmax(NamedTuple):
             entry_N = jnp.where(top_N > self.top_N, start + logits_NU.argmax(-1).astype(jnp.int32), entry_N)
         return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1), entry_N), shrink_N, exp_NU
 
-    def pulled(self, weights_N: Array, settings: LossBlocks) -> Array:
+    def gradient_factors(self, weights_N: Array, settings: LossBlocks) -> Array:
         """Return the factor of exponentials in gradients, (N,): the weights, and more with a z-loss."""
         if not settings.z_loss:
             return weights_N

@@ -36,7 +36,7 @@ _PROBE: ContextVar[_Probe | None] = ContextVar("probe", default=None)
 
 
 @contextmanager
-def probing() -> Iterator[Reports]:
+def collect_reports() -> Iterator[Reports]:
     """Probe the forward passes of a block: the dictionary receives what their layers report, the last pass if several
     do."""
     with _use(_Probe()) as probe:
@@ -44,7 +44,7 @@ def probing() -> Iterator[Reports]:
 
 
 @contextmanager
-def counting(counted_BT: Bool[Array, "B T"] | None) -> Iterator[None]:
+def mark_tokens(counted_BT: Bool[Array, "B T"] | None) -> Iterator[None]:
     """Say for a block which tokens are no padding; None if the segments of its layers say it."""
     probe = _PROBE.get()
     if probe is None or counted_BT is None:

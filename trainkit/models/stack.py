@@ -82,7 +82,7 @@ class LanguageModel(eqx.Module):
     embedding_noise: EmbeddingNoise
 
     @abstractmethod
-    def hidden(
+    def hidden_states(
         self,
         tokens_BT: Int[Array, "B T"],
         *,
@@ -113,17 +113,17 @@ class LanguageModel(eqx.Module):
             counted_BT: which tokens are not padding; by default those in segments above 0, or all.
             types_BT: distinguish the texts of a pair; only encoders use them.
         """
-        with probe.counting(counted_BT):
-            hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
+        with probe.mark_tokens(counted_BT):
+            hidden_BTD, _ = self.hidden_states(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
         return hidden_BTD, jnp.float32(0)
 
-    def unembedding(self) -> Float[Array, "V D"]:
+    def output_matrix(self) -> Float[Array, "V D"]:
         """Return the matrix whose products with a hidden state are its logits, before `final_softcap`."""
         return self.token_embedding if self.output is None else self.output
 
     def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
         """Return the logits of every entry of the vocabulary, in float32."""
-        return logits(hidden_BTD, self.unembedding(), softcap=self.final_softcap)
+        return logits(hidden_BTD, self.output_matrix(), softcap=self.final_softcap)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
         """Return the scores of classes, as `Classifier` gives them."""

@@ -8,7 +8,7 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.optim.scheduled import is_zero
 from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, RmsProp
 
@@ -19,12 +19,12 @@ def build_rmsprop(spec: RmsProp) -> optax.GradientTransformation:
     transforms = [scale(spec.decay, spec.eps, eps_in_sqrt=False)]
     if not is_zero(spec.momentum):
         transforms.append(optax.trace(spec.momentum))
-    return stored(optax.chain(*transforms), spec.moments, {"mu": True, "nu": False, "trace": True})
+    return store_averages(optax.chain(*transforms), spec.moments, {"mu": True, "nu": False, "trace": True})
 
 
 def build_adagrad(spec: Adagrad) -> optax.GradientTransformation:
     """Return gradients divided by the root of the sum of their squares, as optax has it."""
-    return stored(optax.scale_by_rss(spec.initial, spec.eps), "float32", {})
+    return store_averages(optax.scale_by_rss(spec.initial, spec.eps), "float32", {})
 
 
 def build_adafactor(spec: Adafactor, *, stacked: bool) -> optax.GradientTransformation:
@@ -38,7 +38,7 @@ def build_adafactor(spec: Adafactor, *, stacked: bool) -> optax.GradientTransfor
     if spec.relative:
         transforms.append(optax.scale_by_param_block_rms())
     rule = optax.chain(*transforms)
-    return stored(_each_layer(rule) if stacked else rule, "float32", {})
+    return store_averages(_each_layer(rule) if stacked else rule, "float32", {})
 
 
 def _each_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:

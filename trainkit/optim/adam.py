@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 from optax import contrib
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.recipe.optimizers.adam import Adam, Adamax, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW
 
 MU_NU = {"mu": True, "nu": False}
@@ -66,7 +66,7 @@ def build_adam(spec: Adam) -> optax.GradientTransformation:
             )
         return directions, AdamState(t, mu, nu, nu_max)
 
-    return stored(optax.GradientTransformation(init, update), spec.moments, {**MU_NU, "nu_max": False})
+    return store_averages(optax.GradientTransformation(init, update), spec.moments, {**MU_NU, "nu_max": False})
 
 
 class NAdamState(NamedTuple):
@@ -101,28 +101,28 @@ def build_nadam(spec: NAdam) -> optax.GradientTransformation:
 
         return jax.tree.map(direction, mu, nu, grads), NAdamState(t, decays, mu, nu)
 
-    return stored(optax.GradientTransformation(init, update), spec.moments, MU_NU)
+    return store_averages(optax.GradientTransformation(init, update), spec.moments, MU_NU)
 
 
 def build_nadamw(spec: NAdamW) -> optax.GradientTransformation:
     """Return Adam that looks ahead by one step of momentum, as optax's nadamw."""
     b1, b2 = spec.betas
-    return stored(optax.scale_by_adam(b1, b2, spec.eps, nesterov=True), spec.moments, MU_NU)
+    return store_averages(optax.scale_by_adam(b1, b2, spec.eps, nesterov=True), spec.moments, MU_NU)
 
 
 def build_adamax(spec: Adamax) -> optax.GradientTransformation:
     """Return Adam in the infinity norm, as optax has it."""
-    return stored(optax.scale_by_adamax(*spec.betas, spec.eps), spec.moments, MU_NU)
+    return store_averages(optax.scale_by_adamax(*spec.betas, spec.eps), spec.moments, MU_NU)
 
 
 def build_adan(spec: Adan) -> optax.GradientTransformation:
     """Return Adan, as optax has it; the last gradient stays in float32."""
-    return stored(optax.scale_by_adan(*spec.betas, spec.eps), spec.moments, {"m": True, "v": True, "n": False})
+    return store_averages(optax.scale_by_adan(*spec.betas, spec.eps), spec.moments, {"m": True, "v": True, "n": False})
 
 
 def build_adopt(spec: Adopt) -> optax.GradientTransformation:
     """Return ADOPT, as optax has it."""
-    return stored(contrib.scale_by_adopt(*spec.betas, spec.eps, use_clipping=spec.clip), spec.moments, MU_NU)
+    return store_averages(contrib.scale_by_adopt(*spec.betas, spec.eps, use_clipping=spec.clip), spec.moments, MU_NU)
 
 
 def build_ademamix(spec: AdEMAMix) -> optax.GradientTransformation:
@@ -130,7 +130,7 @@ def build_ademamix(spec: AdEMAMix) -> optax.GradientTransformation:
     b1, b2, b3 = spec.betas
     slow, weight = (_slow_decay(b1, b3, spec.ramp), _weight(spec)) if spec.ramp else (b3, spec.alpha)
     inner = contrib.scale_by_ademamix(b1, b2, slow, weight, spec.eps)
-    return stored(inner, spec.moments, {"m1": True, "m2": True, "nu": False})
+    return store_averages(inner, spec.moments, {"m1": True, "m2": True, "nu": False})
 
 
 def _weight(spec: AdEMAMix) -> Any:
@@ -153,4 +153,4 @@ def _slow_decay(fast: float, slow: float, ramp: int) -> Any:
 def build_lamb(spec: Lamb, *, stacked: bool) -> optax.GradientTransformation:
     """Return Adam; the trust ratio follows weight decay, as `norms.trust_ratio`."""
     b1, b2 = spec.betas
-    return stored(optax.scale_by_adam(b1, b2, spec.eps), spec.moments, MU_NU)
+    return store_averages(optax.scale_by_adam(b1, b2, spec.eps), spec.moments, MU_NU)

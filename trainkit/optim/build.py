@@ -11,7 +11,7 @@ import jax
 import optax
 from jaxtyping import Array, PyTree
 
-from trainkit.optim.decay import decayed
+from trainkit.optim.decay import with_decay
 from trainkit.optim.scheduled import with_schedules
 from trainkit.recipe.optimizers.parameters import is_stacked
 from trainkit.recipe.optimizers.spec import OptimizerSpec
@@ -67,7 +67,7 @@ def build(
         rule = _by_rule(parts, partial(_transformation, scheduled=scheduled))
     rule = _wrap(rule, spec, "rule", stacked)
     if any(jax.tree.leaves(decays)) and not spec.decays_itself:
-        rule = decayed(rule, rules, decays)
+        rule = with_decay(rule, rules, decays)
     transforms = [rule]
     if any(rule.finish for rule in jax.tree.leaves(rules)):
         transforms.append(_by_rule(parts, _finish))

@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 
 
-def decayed(
+def with_decay(
     rule: optax.GradientTransformation, rules: PyTree[OptimizerSpec], decays: PyTree[float]
 ) -> optax.GradientTransformationExtraArgs:
     """Return `rule` with weight decay; its state is that of the rule alone, so that weight decay may change in a run.

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from trainkit.optim.lapack import one_by_one
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.optim.muon import is_tall, laprop, orthogonal
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.mango import MangoOfRole, kind_for
@@ -25,7 +25,7 @@ def build(spec: MangoOfRole, *, stacked: bool) -> optax.GradientTransformation:
     elif spec.preconditioner == "laprop":
         momentum = optax.chain(laprop(spec.preconditioner_decay, spec.eps), momentum)
     return optax.chain(
-        stored(momentum, spec.moments, {"mu": True, "nu": False, "trace": True}),
+        store_averages(momentum, spec.moments, {"mu": True, "nu": False, "trace": True}),
         optax.stateless(lambda directions, params: _normalized(spec, directions, stacked=stacked)),
         optax.stateless(lambda directions, params: _by_weights(spec, directions, params, stacked=stacked)),
     )

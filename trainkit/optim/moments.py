@@ -14,7 +14,7 @@ from trainkit.parallel.precision import Blocks, from_blocks, greatest_in, random
 from trainkit.recipe.optimizers.moments import SMALLEST_COMPRESSED, Moments
 
 
-def stored(
+def store_averages(
     inner: optax.GradientTransformation, moments: Moments, signed: Mapping[str, bool]
 ) -> optax.GradientTransformationExtraArgs:
     """Return `inner` with a state in float32, but for averages, which are stored as `moments` says.

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 from optax import contrib
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Coefficients, Muon
 
@@ -69,7 +69,7 @@ def build(spec: Muon) -> optax.GradientTransformation:
     muon = optax.GradientTransformation(init, update)
     # a chain even without LaProp: the state has had its paths ever since
     rule = optax.chain(laprop(spec.laprop_decay, TINY), muon) if spec.laprop else optax.chain(muon)
-    return stored(rule, spec.moments, {"mu": True, "nu": False})
+    return store_averages(rule, spec.moments, {"mu": True, "nu": False})
 
 
 class LaPropState(NamedTuple):

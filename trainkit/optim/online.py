@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.recipe.optimizers.online import (
     AdaptiveFtrl,
     CoinBetting,
@@ -74,7 +74,7 @@ def build(spec: OnlineToNonConvex) -> optax.GradientTransformationExtraArgs:
         over_rate = jnp.where(rate > 0, 1 / jnp.where(rate > 0, rate, 1), 0)
         return jax.tree.map(lambda m: -over_rate * m, moved), OnlineState(delta, after, rest)
 
-    return stored(optax.GradientTransformationExtraArgs(init, update), "float32", {})
+    return store_averages(optax.GradientTransformationExtraArgs(init, update), "float32", {})
 
 
 def _random(scaling: str, key: PRNGKeyArray) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.recipe.optimizers.adam import PolarDescent
 
 
@@ -58,4 +58,4 @@ def build(spec: PolarDescent) -> optax.GradientTransformationExtraArgs:
         moved = jax.tree.map(lambda p, u: over_rate * (p - scale * u), params, direction)
         return moved, PolarState(step, mu, nu, norm_mu, norm_nu)
 
-    return stored(optax.GradientTransformationExtraArgs(init, update), spec.moments, {"mu": True, "nu": False})
+    return store_averages(optax.GradientTransformationExtraArgs(init, update), spec.moments, {"mu": True, "nu": False})

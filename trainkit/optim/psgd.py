@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.optim.lapack import one_by_one
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.optim.scheduled import is_zero
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.preconditioned import Psgd, diagonal_sides
@@ -61,7 +61,7 @@ def build(spec: Psgd) -> optax.GradientTransformationExtraArgs:
         )
         return structure.unflatten(directions), PsgdState(step, mu, structure.unflatten(factors))
 
-    return stored(optax.GradientTransformationExtraArgs(init, update), spec.moments, {"mu": True})
+    return store_averages(optax.GradientTransformationExtraArgs(init, update), spec.moments, {"mu": True})
 
 
 def _first_factors(spec: Psgd, shape: tuple[int, ...]) -> Factors:

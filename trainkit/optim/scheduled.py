@@ -59,7 +59,7 @@ def with_schedules(rule: OptimizerSpec, build: Build, names: Collection[str]) ->
     def update(
         grads: PyTree, state: Any, params: PyTree | None = None, *, shares: Mapping[str, Array], **extras: Any
     ) -> tuple[PyTree, Any]:
-        scaled = optax.with_extra_args_support(build(rule.scaled(shares)))
+        scaled = optax.with_extra_args_support(build(rule.scale_values(shares)))
         return scaled.update(grads, state, params, shares=shares, **extras)
 
     return optax.GradientTransformationExtraArgs(first.init, update)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.optim.norms import layer_norm, trust_ratio
 from trainkit.optim.scheduled import is_zero
 from trainkit.recipe.optimizers.first_order import Lars, Lion, NormalizedSgd, Sgd
@@ -34,7 +34,7 @@ def build_sgd(spec: Sgd) -> optax.GradientTransformation:
         directions = jax.tree.map(lambda m, g: g + spec.momentum * m, mu, grads) if spec.nesterov else mu
         return directions, MomentumState(jnp.minimum(state.step + 1, 1), mu)
 
-    return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True})
+    return store_averages(optax.GradientTransformation(init, update), spec.moments, {"mu": True})
 
 
 def build_normalized_sgd(spec: NormalizedSgd, *, stacked: bool = False) -> optax.GradientTransformation:
@@ -47,7 +47,7 @@ def build_normalized_sgd(spec: NormalizedSgd, *, stacked: bool = False) -> optax
         return jax.tree.map(lambda m: m / (layer_norm(m, stacked=stacked) + spec.eps), average)
 
     average = optax.ema(spec.momentum, debias=False)
-    return optax.chain(stored(average, spec.moments, {"ema": True}), optax.stateless(normalized))
+    return optax.chain(store_averages(average, spec.moments, {"ema": True}), optax.stateless(normalized))
 
 
 def build_lars(spec: Lars, *, stacked: bool) -> optax.GradientTransformation:
@@ -56,9 +56,9 @@ def build_lars(spec: Lars, *, stacked: bool) -> optax.GradientTransformation:
     The learning rate multiplies the momentum, not what enters it: the same while the rate is constant.
     """
     momentum = optax.trace(spec.momentum, nesterov=spec.nesterov)
-    return optax.chain(trust_ratio(spec, stacked=stacked), stored(momentum, spec.moments, {"trace": True}))
+    return optax.chain(trust_ratio(spec, stacked=stacked), store_averages(momentum, spec.moments, {"trace": True}))
 
 
 def build_lion(spec: Lion) -> optax.GradientTransformation:
     """Return the sign of a momentum, as optax has it."""
-    return stored(optax.scale_by_lion(*spec.betas), spec.moments, {"mu": True})
+    return store_averages(optax.scale_by_lion(*spec.betas), spec.moments, {"mu": True})

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Shampoo, blocks_of
 
@@ -87,7 +87,7 @@ def build(spec: Shampoo) -> optax.GradientTransformationExtraArgs:
         nu = None if state.nu is None else structure.unflatten(v)
         return found, ShampooState(t, mu, nu, averages, roots)
 
-    return stored(optax.GradientTransformation(init, update), spec.moments, {"mu": True, "nu": False})
+    return store_averages(optax.GradientTransformation(init, update), spec.moments, {"mu": True, "nu": False})
 
 
 def _blocks(x: Array, longest: int) -> Array:

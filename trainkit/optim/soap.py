@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from trainkit.optim.lapack import one_by_one
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Soap
 
@@ -71,7 +71,7 @@ def build(spec: Soap) -> optax.GradientTransformationExtraArgs:
         after = (structure.unflatten(part) for part in (m, v, averages, bases))
         return structure.unflatten(directions), SoapState(step + 1, *after)
 
-    return stored(optax.GradientTransformation(init, update), "float32", {})
+    return store_averages(optax.GradientTransformation(init, update), "float32", {})
 
 
 def _sides(shape: tuple[int, ...], longest: int) -> Sides:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from trainkit.optim.moments import stored
+from trainkit.optim.moments import store_averages
 from trainkit.recipe.optimizers.adam import Sophia
 
 #: Half the distance between the two parameters whose gradients are compared, for each number of the parameters.
@@ -59,7 +59,7 @@ def build(spec: Sophia) -> optax.GradientTransformationExtraArgs:
         return directions, SophiaState(state.step + 1, mu, curvature, share)
 
     inner = optax.GradientTransformationExtraArgs(init, update)
-    return stored(inner, spec.moments, {"mu": True, "curvature": True})
+    return store_averages(inner, spec.moments, {"mu": True, "curvature": True})
 
 
 def hessian_diagonal(grad_fn: Callable[[PyTree], tuple[Array, PyTree]], params: PyTree, key: PRNGKeyArray) -> PyTree:

@@ -70,12 +70,12 @@ def gpu_facts() -> GpuFacts:
         driver=_loaded_driver() or (by_driver[0][1] if by_driver else None),
         cards=tuple(name for name, _ in by_driver) or _cards_of_the_kernel() or _cards_on_the_bus(),
         nodes=any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists(),
-        packages=installed(),
+        packages=jax_versions(),
         environment={name: os.environ[name] for name in variables if name in os.environ},
     )
 
 
-def installed() -> dict[str, str]:
+def jax_versions() -> dict[str, str]:
     """Return the versions of jax, jaxlib and JAX's plugins, by package."""
     wanted = re.compile(r"jax|jaxlib|jax-(cuda|rocm)\d*-(plugin|pjrt)|libtpu")
     found: dict[str, str] = {}

@@ -26,7 +26,7 @@ from trainkit.recipe.families.model import WRITING
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
-from trainkit.rundir.owed import owed
+from trainkit.rundir.owed import find_owed
 from trainkit.track.sidecar import Sidecars
 from trainkit.train.best import best_so_far
 from trainkit.train.build import BuiltStep
@@ -107,7 +107,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             log,
             data=data.epochs,
             work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops),
-            scheduled=data.scheduled,
+            scheduled=data.schedule_values,
         )
         profile = Profile(directory, start.profile, log=log, metrics=metrics)
         starts_again = False
@@ -147,7 +147,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             log=log,
             check_health=attempt.health.check,
             owed=hosts.from_first(
-                lambda: owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)
+                lambda: find_owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)
             ),
         )
         metrics.restart_clock()
@@ -157,7 +157,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
         last, stopped = outcome.step, outcome.stopped
         reason = "" if last >= schedule.total_steps else best.reason
         done = last >= schedule.total_steps or bool(reason)
-        done = done and not (stopped and owed(directory, recipe, last, last=True))
+        done = done and not (stopped and find_owed(directory, recipe, last, last=True))
         if exporting:  # the control server is still open, so that a person can cancel the wait
             done &= exporting.finish(
                 interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)

@@ -159,7 +159,7 @@ def _plan(
 
 def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log: EventLog) -> list[IssuedCommand]:
     """Return, by step, the commands of earlier attempts to repeat when continuing from step `first`."""
-    repeats = missed_commands(start.repeated(after=first - 1), schedule, first=first)
+    repeats = missed_commands(start.commands_to_repeat(after=first - 1), schedule, first=first)
     if repeats:
         listed = ", ".join(map(_in_words, repeats))
         message = f"commands of earlier attempts are repeated: {listed}; to omit them: trainkit resume RUN"

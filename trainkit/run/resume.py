@@ -20,7 +20,7 @@ from trainkit.run.recorded_inputs import check_tokenizer, is_place, present_reci
 from trainkit.run.start import Start
 from trainkit.rundir.changes import check_changes, compare_rates
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
-from trainkit.rundir.owed import owed
+from trainkit.rundir.owed import find_owed
 from trainkit.train.best import best_so_far
 
 
@@ -101,7 +101,9 @@ def _has_work_left(directory: Path, recipe: Recipe, last: int, changed: list[Dif
     """Return whether a run with a final checkpoint of step `last` is longer now, or its end was cut off."""
     exported = not recipe.export or (directory / EXPORTS / str(last)).exists()
     return (
-        not exported or _is_longer(directory, recipe, last, changed) or bool(owed(directory, recipe, last, last=True))
+        not exported
+        or _is_longer(directory, recipe, last, changed)
+        or bool(find_owed(directory, recipe, last, last=True))
     )
 
 

@@ -35,7 +35,7 @@ from trainkit.run.start import Start
 from trainkit.rundir.directory import tokenizer_checksum
 from trainkit.tasks import check_tokenizer
 from trainkit.tasks.text_metrics import build_text_metrics
-from trainkit.track.projections import enabled, require
+from trainkit.track.projections import enabled_trackers, require
 from trainkit.train.build import build, model_shapes
 from trainkit.train.planning import UNKNOWN_SIZE, plan_of
 from trainkit.train.profile import check_steps
@@ -120,7 +120,7 @@ def train(
 
 def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
     """Raise TrainkitError for errors of a run that are known before anything is tokenised. `done` steps are done."""
-    for tracker in enabled(recipe.track):
+    for tracker in enabled_trackers(recipe.track):
         if tracker != "aim":  # it is installed with trainkit; if it is missing nevertheless, an alert says so
             require(tracker)
     recipe.train.check_time(datetime.now())

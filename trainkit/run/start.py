@@ -33,7 +33,7 @@ class Start:
     profile: tuple[int, int] | None = None
     """The first and the last step to trace."""
 
-    def repeated(self, *, after: int) -> list[IssuedCommand]:
+    def commands_to_repeat(self, *, after: int) -> list[IssuedCommand]:
         """Return the commands that an attempt repeats if it continues from step `after`."""
         return [] if self.forget_commands else [issued for issued in self.issued if issued.step > after]
 
@@ -78,7 +78,7 @@ def announce(
         host=socket.gethostname(),
         recipe=loaded.recipe.fingerprint(),
         resumed_from=resumed_from,
-        orders=[issued.fields() for issued in start.repeated(after=resumed_from or 0)],
+        orders=[issued.fields() for issued in start.commands_to_repeat(after=resumed_from or 0)],
         versions={package: version(package) for package in PACKAGES},
         **omitted,
     )

@@ -17,9 +17,9 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.adapter import trained_shapes
 from trainkit.recipe.sections.data import is_padded
-from trainkit.recipe.sections.mup import rate_factor, widening
+from trainkit.recipe.sections.mup import rate_factor, width_ratio
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
-from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.positions import dotted_key
 from trainkit.recipe.toml.values import Difference, differences, flat
 
 #: Keys on which the state or the data order depends. They cannot change within a run.
@@ -134,7 +134,7 @@ def _other_peaks(old: Recipe, new: Recipe, peak: tuple[float, float]) -> dict[tu
 
 def _peak_of(recipe: Recipe, name: str, shape: tuple[int, ...]) -> float:
     ratio = recipe.adapter.learning_rate_ratio if recipe.adapter and name.endswith(".b") else 1.0  # as in optim.build
-    ratio *= rate_factor(recipe.optimizer.owner(name, shape), name, shape, wider=widening(recipe.mup, recipe.model))
+    ratio *= rate_factor(recipe.optimizer.owner(name, shape), name, shape, wider=width_ratio(recipe.mup, recipe.model))
     return recipe.optimizer.learning_rate * recipe.optimizer.rate_factor_of(name, shape) * ratio
 
 
@@ -168,7 +168,7 @@ def _settings_that_keep(old: Recipe, new: Recipe, share: float) -> list[str]:
 
     There are none if that share is 0, or if other keys changed on which the rates depend.
     """
-    before = {dotted(key): value for key, value in flat(old).items() if key[0] == "optimizer"}
+    before = {dotted_key(key): value for key, value in flat(old).items() if key[0] == "optimizer"}
     other = [difference.key for difference in differences(old, new) if difference.key.startswith(_PEAKS)]
     if share <= 0 or not all(key in before and key.endswith(".learning_rate") for key in other):
         return []

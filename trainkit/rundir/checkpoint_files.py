@@ -89,7 +89,7 @@ def present(run_directory: Path) -> dict[int, bool] | None:
         return None
 
 
-def kept(run_directory: Path) -> frozenset[int]:
+def kept_steps(run_directory: Path) -> frozenset[int]:
     """Return the steps whose checkpoints a person has marked to be kept."""
     where = run_directory / "checkpoints"
     return frozenset(step for step in present(run_directory) or () if is_marked(where / str(step)))

@@ -83,7 +83,7 @@ def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Se
     times = view.series.get(SECONDS)
     if not times:
         return None
-    steps, passed = elapsed(times)
+    steps, passed = training_seconds(times)
     return _map_points(series, lambda at: np.interp(at, steps, passed / seconds))
 
 
@@ -97,7 +97,7 @@ def _tokens_at(plan: Mapping[str, Any]) -> Callable[[Floats], Floats]:
     return lambda steps: np.interp(steps, edges, rows / rows[-1] * plan["total_tokens"])
 
 
-def elapsed(times: Series) -> tuple[Floats, Floats]:
+def training_seconds(times: Series) -> tuple[Floats, Floats]:
     """Return (steps, seconds of training until each was done), summed from the seconds that each step took.
 
     Steps that are missing from the log count as the mean of the steps after them.

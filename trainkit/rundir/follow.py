@@ -11,7 +11,7 @@ from trainkit.events.log import Tail, parse
 from trainkit.events.reducer import MOST, CurrentSteps, reduce
 from trainkit.events.schema import FOREIGN, SCHEMA, Event
 from trainkit.events.series import Series
-from trainkit.events.view import Pace, State, View, alive, resuming, state
+from trainkit.events.view import Pace, State, View, alive, is_resuming, state
 
 #: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.
 SLICE_BYTES, LOOK_EVERY = 1 << 17, 1.0
@@ -38,7 +38,7 @@ class LogFollower:
         until, left = time.monotonic() + seconds, 0
         while self._fold_stretch() or self._fold_lines():
             if time.monotonic() >= until:
-                left = self._tail.left()
+                left = self._tail.bytes_left()
                 break
         self._unread = left if left > (SLICE_BYTES if self._caught_up else 0) else 0
         self._caught_up |= not left
@@ -71,7 +71,7 @@ class LogFollower:
             wrote = heard is not None and self._heard is not None and max(heard, now - 2 * LOOK_EVERY) < self._heard
             self._alive, self._looked, self._looked_of = wrote or alive(self.view), now, self.view.attempt
             over = self.view.finished or not self._alive
-            self._resuming = bool(over) and resuming(self.view, self._directory)
+            self._resuming = bool(over) and is_resuming(self.view, self._directory)
         return state(self.view, now, self._alive, self._resuming)
 
     @property
@@ -104,7 +104,7 @@ class LogFollower:
             self._ahead = next(self._stretches, None)
         limit = min(SLICE_BYTES, self._ahead.begin - self._tail.offset) if self._ahead else SLICE_BYTES
         try:
-            lines, self._unreadable = self._tail.placed(limit_bytes=limit), ""
+            lines, self._unreadable = self._tail.poll_with_places(limit_bytes=limit), ""
         except OSError as error:
             lines, self._unreadable = [], error.strerror or str(error)
         if self._tail.replaced:  # another run has taken the directory
@@ -147,7 +147,7 @@ class LogFollower:
 
         The view drops a whole bucket that ends beyond `done`, and the best value of the run may be in it.
         """
-        begins = [series.straddled(done) for series in self.view.series.values()]
+        begins = [series.bucket_across(done) for series in self.view.series.values()]
         low = min((begin for begin in begins if begin is not None), default=None)
         return {} if low is None else self._course.points(max(low, done - MOST), done)
 

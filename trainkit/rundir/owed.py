@@ -37,7 +37,7 @@ def falls_on(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
+def find_owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
     """Return what the recipe or a command asked for after `step` and the log lacks.
 
     `last` says whether it is the run's last step.

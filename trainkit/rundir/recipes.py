@@ -64,7 +64,7 @@ def read(run_directory: Path) -> RecipeHistory:
             older = entries(run_directory / f"recipe.before-{attempt}.toml")
         except TrainkitError:
             continue  # treated as if it had not been kept
-        changes.append((attempt, between(older, newer)))
+        changes.append((attempt, changed_keys(older, newer)))
         newer = older
     return RecipeHistory(newest, tuple(changes))
 
@@ -79,7 +79,7 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
         TrainkitError: the file cannot be read, or is not TOML.
     """
     from trainkit.recipe.toml import schema
-    from trainkit.recipe.toml.positions import dotted, locate
+    from trainkit.recipe.toml.positions import dotted_key, locate
     from trainkit.recipe.toml.values import toml_value
 
     text, table = _parse(path)
@@ -88,27 +88,27 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
     for key, value in _leaves(table, ()):
         node, place = None if _of_unknown_type(key, table) else schema.node_at(key, table), places[key]
         origin = lines[place - 1].rpartition("  # ")[2] if "  # " in lines[place - 1] else f"{path.name}:{place}"
-        name = dotted(key)
-        entries[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning(node) if node else "")
+        name = dotted_key(key)
+        entries[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning_of(node) if node else "")
     return entries
 
 
 def values(run_directory: Path) -> dict[str, str]:
     """Return every value of a run's recipe, as TOML, by its dotted key. Raises TrainkitError as `entries` does."""
-    from trainkit.recipe.toml.positions import dotted
+    from trainkit.recipe.toml.positions import dotted_key
     from trainkit.recipe.toml.values import toml_value
 
-    return {dotted(key): toml_value(value) for key, value in _leaves(_parse(run_directory / FILE)[1], ())}
+    return {dotted_key(key): toml_value(value) for key, value in _leaves(_parse(run_directory / FILE)[1], ())}
 
 
-def between(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:
+def changed_keys(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:
     """Return the keys that differ, in the order of the new recipe, then those that the new recipe lacks."""
     keys = [*new, *(key for key in old if key not in new)]
     changes = [RecipeChange(key, old.get(key), new.get(key)) for key in keys]
     return tuple(c for c in changes if c.old is None or c.new is None or c.old.value != c.new.value)
 
 
-def differing(recipes: Sequence[Mapping[str, str]]) -> list[str]:
+def differing_keys(recipes: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys in which recipes differ or that some lack, in their order, except the run's name."""
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
     return [key for key in keys if key != NAME and len({recipe.get(key) for recipe in recipes}) > 1]

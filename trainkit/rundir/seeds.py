@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainkit.events.attempts import current_events
 from trainkit.events.log import number, of_kinds
-from trainkit.rundir.recipes import differing
+from trainkit.rundir.recipes import differing_keys
 
 #: The key in which the runs of a group differ, and the probability at which a difference is called more than noise.
 SEED, LEVEL = "run.seed", 0.05
@@ -77,7 +77,7 @@ def groups_of(recipes: Sequence[Mapping[str, str]], values: Sequence[float]) -> 
     groups: list[list[int]] = []
     for place, recipe in enumerate(recipes):
         for group in groups:
-            differ = set(differing([recipes[group[0]], recipe])) - PLACES
+            differ = set(differing_keys([recipes[group[0]], recipe])) - PLACES
             if differ <= {SEED}:
                 if all(recipes[known].get(SEED) != recipe.get(SEED) for known in group):
                     group.append(place)

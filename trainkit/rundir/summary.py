@@ -19,9 +19,9 @@ from trainkit.events.log import NAME, STEP, file_of, is_replaced
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
-from trainkit.events.view import State, View, alive, resuming, state
+from trainkit.events.view import State, View, alive, is_resuming, state
 from trainkit.rundir import recipes
-from trainkit.rundir.checkpoint_files import kept
+from trainkit.rundir.checkpoint_files import kept_steps
 
 #: Bytes at the end of a log that are read whole (over a hundred steps of fifty metrics), steps sampled before them,
 #: the most bytes of a line, and the number of lines after which a reader checks whether to stop.
@@ -97,7 +97,7 @@ class SummaryReader:
         seen = _file_states(self.directory)
         unchanged = seen is not None and seen == self._seen
         if unchanged and self.facts and (self.facts.broken or self.facts.state in ENDED):
-            self.kept = tuple(sorted(kept(self.directory)))
+            self.kept = tuple(sorted(kept_steps(self.directory)))
             return
         self._seen = None
         try:
@@ -115,7 +115,7 @@ class SummaryReader:
         read_of = (self._view.attempt, self._view.started, self._view.finished)
         if read_of != self._read_of or self.facts is None:
             self._read_of, self.recipe = read_of, _recipe(self.directory)
-        self.facts, self.kept = facts, tuple(sorted(kept(self.directory)))
+        self.facts, self.kept = facts, tuple(sorted(kept_steps(self.directory)))
         self._seen = seen
 
     def measure(self, *, stop: Callable[[], bool] = lambda: False) -> None:
@@ -167,7 +167,7 @@ class SummaryReader:
             return RunSummary(problem="its log has lines that trainkit did not write", broken=True)
         if view.last_event is None:
             return RunSummary(problem="its log holds no event" if self._offset else "its log is empty")
-        doing = state(view, now, alive(view), resuming(view, self.directory))
+        doing = state(view, now, alive(view), is_resuming(view, self.directory))
         newer = f"written by a newer trainkit (schema {self._newer}): not all of it may be shown"
         return RunSummary(
             state=doing,

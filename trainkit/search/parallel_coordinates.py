@@ -52,14 +52,14 @@ def axes_of(study: Study) -> list[Axis]:
         _list_axis(key, swept) if swept.values else _range_axis(key, swept)
         for key, swept in study.spec.parameters.items()
     ]
-    values = [end.value for _, end in study.ranked() if end and math.isfinite(end.value)]
+    values = [end.value for _, end in study.rank() if end and math.isfinite(end.value)]
     low, high = min(values, default=0.0), max(values, default=1.0)
     return [*axes, _numbers(study.metric, low, high if high > low else low + 1.0, log=False)]
 
 
 def lines_of(study: Study, axes: Sequence[Axis]) -> list[TrialLine]:
     """Return the lines of the trials with a value, the best first."""
-    ended = [(trial, end) for trial, end in study.ranked() if end and math.isfinite(end.value)]
+    ended = [(trial, end) for trial, end in study.rank() if end and math.isfinite(end.value)]
     lines = []
     for place, (trial, end) in enumerate(ended):
         values = [*(trial.settings[key] for key in study.spec.parameters), end.value]

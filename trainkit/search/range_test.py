@@ -20,7 +20,7 @@ from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.schedule_shapes import ExponentialRise
 from trainkit.recipe.toml.files import with_values
 from trainkit.recipe.toml.modes import FULL
-from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.positions import dotted_key
 from trainkit.recipe.toml.values import flat
 from trainkit.run.attempt import attempt
 from trainkit.run.start import Start
@@ -138,7 +138,7 @@ def find_rate(
             optimizer=_in_proportion(recipe.optimizer, high / recipe.optimizer.learning_rate),
             schedule=schedule,
         )
-        origins = dict.fromkeys(map(dotted, flat(recipe)), "trainkit find-lr") | loaded.origins
+        origins = dict.fromkeys(map(dotted_key, flat(recipe)), "trainkit find-lr") | loaded.origins
         loaded = replace(loaded, recipe=recipe, origins=origins)
         try:
             attempt(create(loaded), Start(), loaded=loaded, echo=record)

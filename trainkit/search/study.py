@@ -170,7 +170,7 @@ class Study:
         progress.read()
         return progress
 
-    def ranked(self) -> list[tuple[Trial, TrialEnd | None]]:
+    def rank(self) -> list[tuple[Trial, TrialEnd | None]]:
         """Return all trials: first those at their end, the best first, then pruned ones, those without a value, and
         those that have not ended."""
         sign = 1 if self.mode == "min" else -1

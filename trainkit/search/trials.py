@@ -14,7 +14,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import as_logged, number
 from trainkit.hub.recipe import load
 from trainkit.recipe.toml.load import Loaded
-from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.positions import dotted_key
 from trainkit.recipe.toml.values import flat, toml_value
 
 #: The record of a sweep, in its directory: one JSON object a line, only ever appended to.
@@ -140,7 +140,7 @@ class TrialRecipes:
         """Return which other keys of the trial's recipe differ from those of the base, as a new `type` changes them."""
         assert trial.loaded is not None
         base, changed = flat(self.base.recipe), flat(trial.loaded.recipe)
-        differ = {dotted(key): value for key, value in changed.items() if base.get(key) != value}
+        differ = {dotted_key(key): value for key, value in changed.items() if base.get(key) != value}
         own = {"run.name", "run.directory", *trial.settings}
         return {key: value for key, value in differ.items() if key not in own and value is not None}
 

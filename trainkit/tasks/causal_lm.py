@@ -43,7 +43,7 @@ class CausalLMTask(Task):
         )
         total, weight = blocked_cross_entropy(
             hidden_BTD,
-            model.unembedding(),
+            model.output_matrix(),
             targets_BT,
             batch["weights"],
             softcap=model.final_softcap,
@@ -52,7 +52,7 @@ class CausalLMTask(Task):
         # this changes the gradient and not the value, so the logged loss is the cross-entropy
         total = total + weight * (penalty - jax.lax.stop_gradient(penalty))
         if self.label_smoothing:
-            apart = smoothing_difference(hidden_BTD, model.unembedding(), targets_BT, batch["weights"])
+            apart = smoothing_difference(hidden_BTD, model.output_matrix(), targets_BT, batch["weights"])
             total = total + self.label_smoothing * (apart - jax.lax.stop_gradient(apart))
         return Loss(total, weight)
 

@@ -78,11 +78,11 @@ class ShareMetric(Metric):
         return cls(spec)
 
     @abstractmethod
-    def found(self, predictions: Predictions) -> Array:
+    def has_property(self, predictions: Predictions) -> Array:
         """Return which decisions have the property, bool (N, …); those of padding are removed afterwards."""
 
     def statistics(self, predictions: Predictions) -> Array:
-        found, counted_N = self.found(predictions), counted_items(predictions)
+        found, counted_N = self.has_property(predictions), counted_items(predictions)
         counted = jnp.broadcast_to(counted_N.reshape(-1, *(1,) * (found.ndim - 1)), found.shape)
         return jnp.stack([count(found & counted), count(counted)])
 
@@ -94,7 +94,7 @@ class ShareMetric(Metric):
 class AccuracyMetric(ShareMetric):
     """See `Accuracy`."""
 
-    def found(self, predictions: Predictions) -> Array:
+    def has_property(self, predictions: Predictions) -> Array:
         return predictions["label"] == predictions["predicted"]
 
 
@@ -103,7 +103,7 @@ class TopKMetric(ShareMetric):
 
     spec: TopKAccuracy
 
-    def found(self, predictions: Predictions) -> Array:
+    def has_property(self, predictions: Predictions) -> Array:
         scores_NC, label_N1 = predictions["scores"], jnp.maximum(predictions["label"], 0)[:, None]
         own_N1 = jnp.take_along_axis(scores_NC, label_N1, axis=1)
         before_NC = (scores_NC == own_N1) & (jnp.arange(scores_NC.shape[1]) < label_N1)
@@ -113,14 +113,14 @@ class TopKMetric(ShareMetric):
 class SubsetAccuracyMetric(ShareMetric):
     """See `SubsetAccuracy`."""
 
-    def found(self, predictions: Predictions) -> Array:
+    def has_property(self, predictions: Predictions) -> Array:
         return (predictions["labels"] == predictions["predicted_labels"]).all(-1)
 
 
 class HammingMetric(ShareMetric):
     """See `HammingLoss`."""
 
-    def found(self, predictions: Predictions) -> Array:
+    def has_property(self, predictions: Predictions) -> Array:
         return predictions["labels"] != predictions["predicted_labels"]
 
 

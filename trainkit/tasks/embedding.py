@@ -42,7 +42,7 @@ class EmbeddingTask(Task):
         tokens_NT = as_rows(batch["tokens"]).astype(jnp.int32)
         segments_NT = segments_of({"filled": batch["filled"].reshape(-1)}, tokens_NT.shape[1])
         hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT, segments_BT=segments_NT)
-        vectors_ND = pooled(hidden_NTD, segments_NT, self.spec.pooling)
+        vectors_ND = pool(hidden_NTD, segments_NT, self.spec.pooling)
         vectors_BSD = vectors_ND.reshape(*batch["filled"].shape, -1)
         counted_B = (batch["filled"] > 0).all(1).astype(jnp.float32)
         pairs, losses_B = counted_B.sum(), jnp.zeros_like(counted_B)
@@ -73,7 +73,7 @@ class EmbeddingTask(Task):
         return {"recall_at_1": mean(place_B <= 1), "recall_at_10": mean(place_B <= 10), "mrr": mean(1 / place_B)}
 
 
-def pooled(hidden_NTD: Float[Array, "N T D"], segments_NT: Int[Array, "N T"], how: str) -> Float[Array, "N D"]:
+def pool(hidden_NTD: Float[Array, "N T D"], segments_NT: Int[Array, "N T"], how: str) -> Float[Array, "N D"]:
     """Return the vector of each text in float32: the mean of its hidden states, the first or the last one.
 
     `segments_NT` is 0 in padding; a row of padding alone has a vector without meaning.

@@ -25,7 +25,7 @@ class SpearmanMetric(GatheredMetric):
     def build(cls, spec: Spearman, classes: tuple[str, ...]) -> SpearmanMetric:
         return cls(spec, classes)
 
-    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+    def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:
         return {name: predictions[name] for name in ("target", "predicted")}
 
     def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
@@ -62,7 +62,7 @@ class AurocMetric(GatheredMetric):
     def build(cls, spec: Auroc, classes: tuple[str, ...]) -> AurocMetric:
         return cls(spec, classes)
 
-    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+    def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:
         return {name: predictions[name] for name in ("label", "labels", "scores") if name in predictions}
 
     def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
@@ -125,7 +125,7 @@ class SpanF1Metric(GatheredMetric):
     def build(cls, spec: SpanF1, classes: tuple[str, ...]) -> SpanF1Metric:
         return cls(spec, classes)
 
-    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+    def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:
         return {name: predictions[name] for name in ("label", "predicted", "begins")}
 
     def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:

@@ -86,12 +86,12 @@ class MaskedLMTask(Task):
     def loss_of(self, model: EncoderModel, batch: Mapping[str, Array], masked: MaskedTokens) -> Loss:
         """Return the sums of a batch of which some tokens are hidden."""
         tokens_BT = batch["tokens"].astype(jnp.int32)
-        hidden_BTD = model.hidden(
+        hidden_BTD = model.hidden_states(
             masked.inputs_BT,
             positions_BT=batch.get("positions"),
             segments_BT=segments_of(batch, tokens_BT.shape[1]),
         )
-        states_BTD, unembedding_VD = model.prediction_states(hidden_BTD), model.unembedding()
+        states_BTD, unembedding_VD = model.prediction_states(hidden_BTD), model.output_matrix()
         total, weight, correct = blocked_cross_entropy_and_correct(
             states_BTD, unembedding_VD, tokens_BT, masked.weights_BT
         )

@@ -51,13 +51,13 @@ class GatheredMetric(Metric):
     zero = ()
 
     @abstractmethod
-    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+    def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:
         """Return the arrays (N, …) from which its values follow; called like `statistics`."""
 
     @abstractmethod
     def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Return the values of a set from the arrays of `needed`, which hold its items that count, in order; at least
-        one."""
+        """Return the values of a set from the arrays of `needed_arrays`, which hold its items that count, in order; at
+        least one."""
 
     def statistics(self, predictions: Predictions) -> Any:
         return ()

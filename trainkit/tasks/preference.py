@@ -144,7 +144,7 @@ def answer_log_likelihoods(
     counted_NT = jnp.arange(tokens_NT.shape[1]) < filled_N[:, None]
     hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT.astype(jnp.int32), counted_BT=counted_NT)
     sums_N = sequence_log_likelihoods(
-        hidden_NTD, model.unembedding(), targets_NT.astype(jnp.int32), weights_NT, softcap=model.final_softcap
+        hidden_NTD, model.output_matrix(), targets_NT.astype(jnp.int32), weights_NT, softcap=model.final_softcap
     )
     return sums_N, penalty
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.models.encoder_decoder import EncoderDecoderModel
 from trainkit.models.loss import blocked_cross_entropy_and_correct
-from trainkit.models.probe import counting
+from trainkit.models.probe import mark_tokens
 from trainkit.recipe.sections.task import Seq2Seq
 from trainkit.tasks.causal_lm import smoothing_difference
 from trainkit.tasks.statistics import Ratio, Statistic
@@ -43,9 +43,9 @@ class Seq2SeqTask(Task):
         memory_BTD = model.encode(source_BT, segments_BT)
         start = self.end_of_text if model.decoder_start is None else model.decoder_start
         weights_BT = batch["weights"][:, 1]
-        with counting(weights_BT > 0):
+        with mark_tokens(weights_BT > 0):
             hidden_BTD = model.decode(shifted_right(target_BT, start), memory_BTD, segments_BT)
-        states_BTE, unembedding_VE = model.prediction_states(hidden_BTD), model.unembedding()
+        states_BTE, unembedding_VE = model.prediction_states(hidden_BTD), model.output_matrix()
         total, weight, correct = blocked_cross_entropy_and_correct(states_BTE, unembedding_VE, target_BT, weights_BT)
         if self.spec.label_smoothing:
             apart = smoothing_difference(states_BTE, unembedding_VE, target_BT, weights_BT)

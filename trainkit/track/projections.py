@@ -123,12 +123,12 @@ class Projection(Protocol):
         """Close the run, so that others see everything that was written."""
 
 
-def enabled(spec: Track) -> list[Name]:
+def enabled_trackers(spec: Track) -> list[Name]:
     """Return the trackers that a recipe turns on."""
     return [name for name in NAMES if getattr(spec, name)]
 
 
-def installed(name: Name) -> bool:
+def is_installed(name: Name) -> bool:
     """Return whether a tracker's package is installed. A mere directory of its name does not count."""
     spec = importlib.util.find_spec(ABOUT[name].package)
     return spec is not None and spec.origin is not None
@@ -136,7 +136,7 @@ def installed(name: Name) -> bool:
 
 def require(name: Name) -> None:
     """Raise TrainkitError, which names the extra to install, where the package of a tracker is missing."""
-    if not installed(name):
+    if not is_installed(name):
         title, package = ABOUT[name]
         how = f"uv sync --extra {name}   or   pip install 'trainkit[{name}]'" if name != "aim" else "pip install aim"
         raise TrainkitError(f"{title} needs {package}, which is not installed", where=f"track.{name}", hint=how)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.outputs import Track
-from trainkit.track.projections import ABOUT, NAMES, Name, enabled, installed, read_progress
+from trainkit.track.projections import ABOUT, NAMES, Name, enabled_trackers, is_installed, read_progress
 
 #: Training comes first.
 NICENESS = 10
@@ -37,7 +37,7 @@ class Sidecar:
     def start(cls, run_directory: Path, name: Name, spec: Track) -> Sidecar:
         """Return the sidecar, started. Write `run_started` first: otherwise it sees only an attempt that has ended."""
         title, package = ABOUT[name]
-        if not installed(name):
+        if not is_installed(name):
             problem = f"{package} is not installed here: the run is not tracked; its event log has it all"
             return cls(run_directory, name, None, problem)
         command = [sys.executable, "-m", "trainkit.track.sidecar", str(run_directory.resolve())]
@@ -101,7 +101,7 @@ class Sidecars:
     @classmethod
     def start(cls, run_directory: Path, spec: Track) -> Sidecars:
         """Return the sidecars, started."""
-        return cls([Sidecar.start(run_directory, name, spec) for name in enabled(spec)])
+        return cls([Sidecar.start(run_directory, name, spec) for name in enabled_trackers(spec)])
 
     def poll(self) -> list[tuple[str, str]]:
         """Return (tracker, what went wrong there), each once. Does not wait."""

@@ -28,7 +28,7 @@ from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.mup import weight_factor, widening
+from trainkit.recipe.sections.mup import weight_factor, width_ratio
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
 from trainkit.tasks.metric import Metric, build_metrics
@@ -70,7 +70,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     nearby = jnp.dtype(jnp.float32) if recipe.optimizer.needs_exact_gradients else compute
     # cuDNN's takes 16 bit only
     attention = _choose_attention(recipe, plan, nearby)
-    wider = widening(recipe.mup, recipe.model)
+    wider = width_ratio(recipe.mup, recipe.model)
 
     def base(key: jax.Array) -> LanguageModel:
         fresh = models.build(

@@ -29,7 +29,7 @@ class CheckpointReader(Protocol):
     def take(self, step: int, /, *, last: bool) -> None:
         """Read the checkpoint of this step, which is on disk."""
 
-    def held(self) -> Collection[int]:
+    def needed_steps(self) -> Collection[int]:
         """Return the steps whose checkpoints it still needs. Any thread may call it."""
 
     def poll(self) -> None:
@@ -202,7 +202,7 @@ class Checkpointing:
     def _held_steps(self) -> set[int]:
         """Return the steps whose checkpoints must stay; the thread that writes calls this."""
         best = {mark.step for mark in (self._best, self._next_best) if mark is not None}
-        return best | set(self._reader.held() if self._reader else ())
+        return best | set(self._reader.needed_steps() if self._reader else ())
 
     def _mark_best(self, mark: BestMark | None) -> None:
         problem = hosts.from_first(lambda: self._write_mark(mark))

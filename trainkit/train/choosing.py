@@ -54,7 +54,7 @@ def first_that_fits(
         left = left[left.index(choice) :] if likely else [choice]
 
 
-def enlarged(
+def choose_better(
     result: T,
     better: Sequence[Choice],
     *,

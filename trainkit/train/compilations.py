@@ -30,7 +30,7 @@ CHANGE = re.compile(r"^ *\* (?:at (?:input path )?)?(.+?),? (?:differs: )?now (.
 class Compilations:
     """Writes a `compiled` event for work that compiles, and an alert if a kind of work compiles again.
 
-    Only a compilation costs time, because JAX reports it. Compilations in other threads, or outside `during`, are
+    Only a compilation costs time, because JAX reports it. Compilations in other threads, or outside `record`, are
     ignored.
     """
 
@@ -46,7 +46,7 @@ class Compilations:
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     @contextmanager
-    def during(self, what: str, step: int) -> Iterator[None]:
+    def record(self, what: str, step: int) -> Iterator[None]:
         """Log what this block compiles, which does a kind of work at `step`."""
         settled = self._done[what] >= SETTLED
         self._seconds, self._names = 0.0, []

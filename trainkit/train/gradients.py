@@ -20,7 +20,7 @@ from trainkit.errors import TrainkitError
 from trainkit.models.casting import cast
 from trainkit.models.dropout import has_dropout, with_keys
 from trainkit.models.master_weights import in_compute_dtype
-from trainkit.models.probe import Reports, probing
+from trainkit.models.probe import Reports, collect_reports
 from trainkit.tasks import Loss, Task
 from trainkit.train.state import DROPOUT, LOSS, State, key_of
 from trainkit.train.statistics import MicroBatch
@@ -82,7 +82,7 @@ class BatchGradient:
             TrainkitError: the layers of the model report nothing.
         """
         model = self._model(state, cast(state.params, jnp.float32))
-        with probing() as found:
+        with collect_reports() as found:
             self.task.loss(model, jax.tree.map(lambda x: x[0], dict(batch)), key=key_of(state, LOSS))
         if not found:
             raise TrainkitError("the layers of this model report nothing", where="statistics.compute", hint=NO_REPORTS)

@@ -15,7 +15,7 @@ from trainkit.recipe.optimizers.parameters import is_stacked
 Leaves = dict[str, Float[Array, " L"]]
 
 
-def reduced(tree: PyTree, reduce: Callable[..., Array]) -> Leaves:
+def reduce_leaves(tree: PyTree, reduce: Callable[..., Array]) -> Leaves:
     """Return each leaf reduced to (L,), or (1,) outside the layers, by name."""
     names = jax.tree.leaves(leaf_names(tree))
     return {
@@ -26,7 +26,7 @@ def reduced(tree: PyTree, reduce: Callable[..., Array]) -> Leaves:
 
 def inner(left: PyTree, right: PyTree) -> Leaves:
     """Return the inner product of each leaf, in float32."""
-    return reduced(jax.tree.map(lambda a, b: a.astype(jnp.float32) * b.astype(jnp.float32), left, right), jnp.sum)
+    return reduce_leaves(jax.tree.map(lambda a, b: a.astype(jnp.float32) * b.astype(jnp.float32), left, right), jnp.sum)
 
 
 def total(leaves: Leaves) -> Float[Array, ""]:

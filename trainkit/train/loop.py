@@ -110,8 +110,8 @@ def train(state: State, job: Job) -> Outcome:
                 batch, size, waited = job.prefetch.next()
                 if batch is not None:
                     job.profile.before(step + 1)
-                    with job.compilations.during("training", step + 1):
-                        with job.metrics.spent("dispatch"):
+                    with job.compilations.record("training", step + 1):
+                        with job.metrics.measure("dispatch"):
                             state, metrics = _step_for(step + 1, job)(state, batch)
                         step += 1
                         job.metrics.add(step, metrics, waited=waited, size=size)
@@ -219,7 +219,7 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
     state = job.schedule.put_into(state)
     if not any(due):
         return state, False
-    wanted, owed, stop, during = due.wanted, due.owed, due.wanted.stop, job.compilations.during
+    wanted, owed, stop, record = due.wanted, due.owed, due.wanted.stop, job.compilations.record
     started = time.perf_counter()
     if due.last and not stop:  # there is nothing to train meanwhile
         job.checkpointing.save_and_wait(state, step, last=True)
@@ -227,20 +227,20 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
     elif job.checkpointing.save(state, step, requested=wanted.save):
         job.metrics.spend("checkpoint", since=started)
     if (due.evaluating or owed.sets) and not stop:
-        with during("evaluation", step), job.metrics.spent("evaluation"):
+        with record("evaluation", step), job.metrics.measure("evaluation"):
             evaluated = job.evaluate(state, step, only=None if due.evaluating else owed.sets)
         if (mark := job.best.take(step, evaluated)) is not None:
             job.checkpointing.save_best(state, mark)
     ends = job.best.exhausted and job.recipe.sample is not None
     if (due.computing_statistics or owed.statistics) and not stop and not job.commands.interrupted:
-        with skip_without_memory("statistics", step=step, log=job.log), during("statistics", step):
+        with skip_without_memory("statistics", step=step, log=job.log), record("statistics", step):
             job.statistics(state, step)
     prompt_lists: list[Sequence[str] | None] = [None] if due.sampling or owed.samples or ends else []
     if prompts_of_commands := [*owed.prompts, *wanted.prompts]:
         prompt_lists.append(prompts_of_commands)
     for prompts in prompt_lists:
         if not stop and not job.commands.interrupted:
-            with skip_without_memory("samples", step=step, log=job.log), during("sampling", step):
+            with skip_without_memory("samples", step=step, log=job.log), record("sampling", step):
                 job.sample(state, step, prompts)
     stop |= job.commands.interrupted
     job.metrics.restart_clock()

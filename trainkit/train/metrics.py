@@ -121,7 +121,7 @@ class MetricsWriter:
             self._write(*previous)
 
     @contextmanager
-    def spent(self, part: str) -> Iterator[None]:
+    def measure(self, part: str) -> Iterator[None]:
         """Add the time of a block to `time/PART` of the next step that is logged."""
         started = time.perf_counter()
         try:
@@ -154,7 +154,7 @@ class MetricsWriter:
         self._spent.pop("data_wait", None)
 
     def _write(self, step: int, metrics: Metrics, size: Mapping[str, int]) -> None:
-        with self.spent("device"):
+        with self.measure("device"):
             fetched = jax.device_get(metrics)
             layers = fetched.pop(LAYERS, {})
             values = _numbers(fetched)

@@ -21,7 +21,7 @@ from trainkit.plan import Choice, Memory, Plan, choices, replan
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.train.build import BuiltStep, build, state_shapes
-from trainkit.train.choosing import enlarged, first_that_fits
+from trainkit.train.choosing import choose_better, first_that_fits
 from trainkit.train.out_of_memory import is_out_of_memory
 from trainkit.train.state import State
 from trainkit.train.step import Metrics, Step
@@ -148,7 +148,7 @@ def fit_program(
     program: Program = first_that_fits(possible, first=plan.choice, **search)
     # a CPU is no faster for larger micro-batches: see `plan.split.room_for_activations`
     if enlarge and program.plan.choice == plan.choice and plan.choice in possible and plan.devices.platform != "cpu":
-        program = enlarged(program, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
+        program = choose_better(program, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
     return replace(program, seconds=time.perf_counter() - started)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from trainkit.models.probe import Reports
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.train import spectrum
-from trainkit.train.leafwise import Leaves, cosine, difference, inner, ratio, reduced, roots, total
+from trainkit.train.leafwise import Leaves, cosine, difference, inner, ratio, reduce_leaves, roots, total
 
 #: The metric of a step with statistics that holds those of single parameters: arrays by path.
 LAYERS = "layers"
@@ -126,7 +126,7 @@ def norms(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
     values: Values = {}
     for name, tree in (("gradients", seen.gradients), ("parameters", seen.params), ("updates", seen.updates)):
         sizes = jax.tree.map(lambda x: jnp.abs(x.astype(jnp.float32)), tree)
-        l1, linf, squares = reduced(sizes, jnp.sum), reduced(sizes, jnp.max), inner(tree, tree)
+        l1, linf, squares = reduce_leaves(sizes, jnp.sum), reduce_leaves(sizes, jnp.max), inner(tree, tree)
         by_leaf |= {f"{name}/l1": l1, f"{name}/l2": roots(squares), f"{name}/linf": linf}
         values |= {f"{name}/l1": total(l1), f"{name}/linf": jnp.stack([x.max() for x in linf.values()]).max()}
         values[f"{name}/l2"] = jnp.sqrt(total(squares))

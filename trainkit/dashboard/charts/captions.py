@@ -115,7 +115,7 @@ class Caption:
         series = self._series(curve)
         if self.cross is not None:
             cell = self.picture.cell(self.cross)
-            found = None if cell is None else titles.reading(series, *self.picture.steps(cell))
+            found = None if cell is None else titles.value_range(series, *self.picture.steps(cell))
             return titles.format_reading(curve.metric, found)
         last = titles.last(series, self.window)
         return ("–", theme.DIM) if last is None else (titles.format_value(curve.metric, last), theme.TEXT)

@@ -45,7 +45,7 @@ class ValueScale(NamedTuple):
     log: bool
 
 
-def scaled(values: Floats, scale: Scale) -> ValueScale:
+def scale_values(values: Floats, scale: Scale) -> ValueScale:
     """Return the values on the scale: logarithmic only if that is chosen or fits, and if values are above 0."""
     finite = values[np.isfinite(values)]
     above = finite[finite > 0]
@@ -69,7 +69,7 @@ class HeatMap(Widget):
     def __init__(self) -> None:
         super().__init__()
         self._grid = Grid([], [], np.zeros((0, 0)))
-        self._scaled = scaled(self._grid.values, "auto")
+        self._scaled = scale_values(self._grid.values, "auto")
         #: The row of the cursor, and how many of the shown steps are after it.
         self._row, self._back = 0, 0
         #: The row in the first line, where not all of them fit.
@@ -77,7 +77,7 @@ class HeatMap(Widget):
 
     def show(self, grid: Grid, *, scale: Scale) -> None:
         """Show this grid from now on."""
-        self._grid, self._scaled = grid, scaled(grid.values, scale)
+        self._grid, self._scaled = grid, scale_values(grid.values, scale)
         self._row = max(0, min(self._row, len(grid.labels) - 1))
         self.refresh()
 

@@ -100,7 +100,7 @@ class ChartKeys(App[None]):
         found = [m for m in self.viewport.members if isinstance(m, Chart) and m.in_sight]
         return sorted(found, key=lambda chart: (chart.region.y, chart.region.x))
 
-    def chosen(self) -> Chart | None:
+    def chosen_chart(self) -> Chart | None:
         """Return the chart that the keys act on."""
         charts = self.charts()
         return next((chart for chart in charts if chart.has_class(SELECTED)), charts[0] if charts else None)
@@ -111,7 +111,7 @@ class ChartKeys(App[None]):
                 return False
             if action in _WITH_CROSSHAIR and not self.viewport.pinned:
                 return False
-            chart = self.chosen()
+            chart = self.chosen_chart()
             return action != "batch_of_loss" or (chart is not None and chart.key == LOSS)
         return super().check_action(action, parameters)
 
@@ -159,7 +159,7 @@ class ChartKeys(App[None]):
 
     def action_next_chart(self) -> None:
         """Choose the next chart for the keys."""
-        charts, chosen = self.charts(), self.chosen()
+        charts, chosen = self.charts(), self.chosen_chart()
         if chosen is not None:
             self._choose(charts[(charts.index(chosen) + chosen.has_class(SELECTED)) % len(charts)])
 
@@ -172,7 +172,7 @@ class ChartKeys(App[None]):
             chart.set_class(chart is chosen, SELECTED)
 
     def action_log_scale(self) -> None:
-        if chart := self.chosen():
+        if chart := self.chosen_chart():
             look = self.viewport.look(chart.key)
             self.viewport.change_look(chart.key, look._replace(log=not look.log))
 
@@ -180,17 +180,17 @@ class ChartKeys(App[None]):
         self.viewport.toggle_log_x()
 
     def action_smoothing(self) -> None:
-        if chart := self.chosen():
+        if chart := self.chosen_chart():
             self.viewport.next_smoothing(chart.key)
 
     def action_whole_range(self) -> None:
-        if chart := self.chosen():
+        if chart := self.chosen_chart():
             look = self.viewport.look(chart.key)
             self.viewport.change_look(chart.key, look._replace(whole=not look.whole))
 
     def action_write_svg(self) -> None:
         """Write the chosen chart into the working directory; a viewer writes nothing into a run."""
-        if (chart := self.chosen()) is None or (window := chart.picture().window) is None:
+        if (chart := self.chosen_chart()) is None or (window := chart.picture().window) is None:
             return
         parts = (self.run_name, chart.key, f"{window.high:.0f}")
         path = Path("-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") or "chart" for part in parts) + ".svg")
@@ -229,7 +229,7 @@ class ChartKeys(App[None]):
         self.viewport.give(found, begin, end)
 
     def _chosen_picture(self) -> Picture | None:
-        chart = self.chosen()
+        chart = self.chosen_chart()
         return chart.picture() if chart else None
 
 

@@ -130,7 +130,7 @@ def last(series: Series, window: StepRange | None = None) -> float | None:
     return series.values[end - 1] if end else None
 
 
-def reading(series: Series, low: float, high: float) -> CrosshairReading | None:
+def value_range(series: Series, low: float, high: float) -> CrosshairReading | None:
     """Return what the series has from step `low` up to `high`, exclusive; None if it starts later."""
     if not len(series):
         return None

@@ -20,7 +20,7 @@ from trainkit.dashboard.panels.checkpoints import CheckpointFiles, command, comm
 from trainkit.dashboard.panels.rows import cell
 from trainkit.events.view import SavedCheckpoint, View
 from trainkit.rundir import checkpoint_files
-from trainkit.rundir.checkpoint_files import kept, manifest_facts, present
+from trainkit.rundir.checkpoint_files import kept_steps, manifest_facts, present
 from trainkit.text import format_duration, format_time
 
 #: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read, so that moving fast
@@ -78,7 +78,7 @@ class CheckpointsPage(TablePage):
     async def _look(self) -> None:
         """Look at the disk, and read the chosen manifest again, because a change of kind rewrites it."""
         self._disk = await asyncio.to_thread(
-            lambda: CheckpointFiles(present(self.run_directory), kept(self.run_directory))
+            lambda: CheckpointFiles(present(self.run_directory), kept_steps(self.run_directory))
         )
         self.show_view(self._view, now=self._now)
         if self._chosen is not None:

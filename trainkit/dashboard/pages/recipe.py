@@ -142,7 +142,7 @@ class RecipePage(TablePage):
             self.notify(f"{error.where}: {error.problem}", title=cell(run.name).plain, severity="error", markup=False)
             return
         ours = {entry.key: entry for entry in self._found.entries} if self._found else {}
-        self._other = run.name, tuple(c for c in recipes.between(theirs, ours) if c.key != recipes.NAME)
+        self._other = run.name, tuple(c for c in recipes.changed_keys(theirs, ours) if c.key != recipes.NAME)
         self._show()
 
     def action_all(self) -> None:

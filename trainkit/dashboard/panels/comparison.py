@@ -77,7 +77,7 @@ class Results(Vertical):
         return [names, *results([view for _, view in self._shown]), *self._differences()]
 
     def _differences(self) -> list[tuple[str, ...]]:
-        return [(key, *(each.get(key, "–") for each in self._recipes)) for key in recipes.differing(self._recipes)]
+        return [(key, *(each.get(key, "–") for each in self._recipes)) for key in recipes.differing_keys(self._recipes)]
 
     def _draw(self) -> None:
         table = self.query_one(RowTable)

@@ -143,7 +143,7 @@ class RunsApp(Themed[RunSelection]):
             return  # the last tick of the clock while the app closes
         arranged = self._arranged
         by, columns, self._lines = table(list(self._runs.summaries.values()), arranged, now=time.time())
-        empty = words.nothing(self._runs, arranged)
+        empty = words.why_empty(self._runs, arranged)
         if (content := (columns, self._lines, empty)) != self._drawn:
             self._drawn = content
             rows = [TableRow(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
@@ -151,7 +151,7 @@ class RunsApp(Themed[RunSelection]):
             self._show_chosen()
         which = f"{len(self._lines):,} with “{arranged.filter}”, escape: all" if arranged.filter else ""
         called = f"leaderboard by {by.name}" if arranged.leaderboard else "runs"
-        heading = words.heading(self._runs, arranged)
+        heading = words.list_title(self._runs, arranged)
         if (around := (heading.plain, which, called)) != self._around:
             self._around = around
             self._title.update(heading)

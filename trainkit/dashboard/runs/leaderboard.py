@@ -166,7 +166,7 @@ def leaderboard_rows(
     """
     known = [summary.recipe for summary in summaries if summary.recipe is not None]
     # a key that all recipes have was perhaps searched over; one that some lack is dropped first
-    keys = sorted(recipes.differing(known), key=lambda key: sum(key not in recipe for recipe in known))[:MOST_KEYS]
+    keys = sorted(recipes.differing_keys(known), key=lambda key: sum(key not in recipe for recipe in known))[:MOST_KEYS]
     columns = [Column(" "), Column("#", right=True), Column("run", least=16), Column(_short(metric), right=True)]
     columns += [Column("state", drop=1), Column("step", drop=len(keys) + 3, right=True)]
     columns += [Column(cell(key).plain, drop=place + 2, least=12) for place, key in enumerate(keys)]

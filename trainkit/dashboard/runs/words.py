@@ -13,7 +13,7 @@ from trainkit.rundir.summary import ENDED, SummaryReader
 from trainkit.text import format_bytes
 
 
-def heading(runs: RunList, arranged: Arrangement) -> Content:
+def list_title(runs: RunList, arranged: Arrangement) -> Content:
     """Return the title: how many runs there are, are running, are still unread, and are marked."""
     summaries = runs.summaries.values()
     unread = sum(summary.facts is None for summary in summaries)
@@ -25,7 +25,7 @@ def heading(runs: RunList, arranged: Arrangement) -> Content:
     return Content.assemble(*parts)
 
 
-def nothing(runs: RunList, arranged: Arrangement) -> str:
+def why_empty(runs: RunList, arranged: Arrangement) -> str:
     """Return why the list is empty."""
     if arranged.filter:
         return f"no run matches “{arranged.filter}”; escape shows all"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainkit.data.batches.chunks import cut
-from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded, read_rows
+from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded_batch, read_rows
 from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.mixture import mixture_of, stages_of
 from trainkit.data.batches.order import Buckets, ExampleOrder
@@ -110,7 +110,7 @@ class TrainSet:
             which, length = self._bucketed()(step)
             mine = which if rows is None else which[rows[rows < len(which)]]
             count = self._batch_size if rows is None else len(rows)
-            return padded(self._sources[0].examples, self._streams[0], mine, count, length)
+            return padded_batch(self._sources[0].examples, self._streams[0], mine, count, length)
         index = self._sizes.before(step) + (np.arange(self._sizes.at(step)) if rows is None else rows)
         length = self._data.positions
         if self._mixture is None:
@@ -179,7 +179,7 @@ class TrainSet:
         """Return how often each source has been seen after `step` updates, without those for which that is
         unknown yet."""
         before = self._sizes.before(step)
-        drawn = self._mixture.drawn(before).tolist() if self._mixture else [before]
+        drawn = self._mixture.counts_before(before).tolist() if self._mixture else [before]
         if self._buckets:
             drawn = [step / self._buckets.batches * self._sources[0].count()]
         return {
@@ -188,7 +188,7 @@ class TrainSet:
             if (total := source.total)
         }
 
-    def scheduled(self, step: int) -> dict[str, float]:
+    def schedule_values(self, step: int) -> dict[str, float]:
         """Return what [schedules] says about the batch of the update from `step` to `step` + 1, by metric."""
         found: dict[str, float] = {}
         if (spec := self._scheduled) is None:
@@ -217,7 +217,7 @@ class TrainSet:
 
         def tokens(steps: int) -> float:
             assert self._mixture is not None
-            return float(self._mixture.drawn(self._sizes.before(steps)) @ means)
+            return float(self._mixture.counts_before(self._sizes.before(steps)) @ means)
 
         steps = self._steps or max(1, self.examples // self._batch_size)
         if (wanted := self._wanted) is not None:  # a stage may have longer documents than another

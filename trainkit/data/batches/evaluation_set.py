@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.batches.chunks import Chunks
-from trainkit.data.batches.examples import examples_of, lengths_of, longest, padded
+from trainkit.data.batches.examples import examples_of, lengths_of, longest, padded_batch
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.order import Buckets
 from trainkit.data.cache.stream import SourceSpan, Stream
@@ -75,7 +75,7 @@ class EvalSet:
     def batch(self, index: int, /) -> Batch:
         """Return the part with this index, from 0 to `len - 1`. Parts of one length have one shape."""
         which, length = self._plan()[index]
-        return padded(self._examples, self._stream, which, self._at_once, length)
+        return padded_batch(self._examples, self._stream, which, self._at_once, length)
 
     def examples(self, index: int) -> np.ndarray:
         """Return which examples, as stored, a part has, (n,); the rows after them are padding."""

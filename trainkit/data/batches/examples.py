@@ -111,7 +111,7 @@ def longest(sizes: np.ndarray) -> np.ndarray:
     return sizes if sizes.ndim == 1 else sizes.max(1)
 
 
-def padded(examples: Examples, stream: Stream, which: np.ndarray, rows: int, length: int) -> Batch:
+def padded_batch(examples: Examples, stream: Stream, which: np.ndarray, rows: int, length: int) -> Batch:
     """Return a batch of `rows` rows, those after the examples empty: without labels, and all else is 0."""
     batch = read_rows(examples, stream, which, length)
     missing = rows - len(which)

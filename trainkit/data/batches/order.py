@@ -130,7 +130,7 @@ class Mixture:
         self._block = lru_cache(maxsize=8)(self._draws)
         self._before = np.zeros((len(stages), len(stages[0][1])), np.int64)
         for stage in range(1, len(stages)):
-            self._before[stage] = self.drawn(int(self._begins[stage]), stage - 1)
+            self._before[stage] = self.counts_before(int(self._begins[stage]), stage - 1)
 
     def __call__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return for each of `index`, (n,), the source and how many examples of that source come before, int64 (n,)."""
@@ -144,7 +144,7 @@ class Mixture:
             sources[inside], ranks[inside] = drawn[offset[inside]], rank[offset[inside]]
         return sources, ranks + self._before[stage, sources]
 
-    def drawn(self, index: int, stage: int | None = None) -> np.ndarray:
+    def counts_before(self, index: int, stage: int | None = None) -> np.ndarray:
         """Return how many examples of each source come before `index`, int64 (sources,)."""
         if stage is None:
             stage = int(np.searchsorted(self._begins, index, side="right")) - 1

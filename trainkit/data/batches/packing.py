@@ -19,7 +19,7 @@ import numpy as np
 
 from trainkit.data.cache.shards import Shard
 from trainkit.data.sources.digests import of_value
-from trainkit.data.storage import map_file, writing
+from trainkit.data.storage import map_file, write_file
 from trainkit.errors import TrainkitError
 from trainkit.files import checksum
 from trainkit.recipe.sections.data import Encoding, Pack, Pad, Windows
@@ -181,7 +181,7 @@ def _write(path: Path, packed: PackedSpans) -> None:
     """Write one flat array of int64: the numbers of examples and spans, the counts, the arrays, and a checksum."""
     head = [len(packed), len(packed.starts), *packed.counts]
     arrays = (packed.offsets, packed.starts, packed.lengths, packed.contexts)
-    with writing(path) as out:
+    with write_file(path) as out:
         content = np.concatenate([head, *arrays]).astype("<i8")
         out.write(np.append(content, checksum(content)).tobytes())
 

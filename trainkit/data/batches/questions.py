@@ -70,7 +70,7 @@ class QuestionWindows(SpanExamples):
                 return next(self._stream.places(first, int((places.borders - places.starts)[tight[0]])))
         return None
 
-    def answered(self) -> tuple[int, int]:
+    def count_answers(self) -> tuple[int, int]:
         """Return how many questions have an answer, and of how many it is whole in a window."""
         with_answer = found = 0
         for number in range(len(self._stream.sections)):

@@ -19,7 +19,7 @@ from trainkit.data.cache.sets import Set
 from trainkit.data.cache.shards import LEARNED, LabelArrayShard, Shard
 from trainkit.data.cache.stream import Section, Stream
 from trainkit.data.sources.digests import of_value
-from trainkit.data.storage import write_json, writing
+from trainkit.data.storage import write_file, write_json
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.files import checksum, read_json
@@ -139,7 +139,7 @@ def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: Lo
         filtered=0,
         examples=(),
     )
-    with writing(shards.path_of(cache, key)) as out:
+    with write_file(shards.path_of(cache, key)) as out:
         out.write(content)
     shards.commit(cache, shard)
     return shard

@@ -120,7 +120,7 @@ class Cache:
         Raises TrainkitError.
         """
         path = self.directory / "rejected" / self.fingerprint / "rejected.jsonl"
-        with storage.writing(path) as out:
+        with storage.write_file(path) as out:
             for shard in self.shards:
                 if shard.refused:
                     out.write(shards.rejected_path(self.directory, shard.key).read_bytes())
@@ -222,7 +222,7 @@ def find(recipe: Recipe) -> Cache | None:
     listing = digests.recall(directory, (*recipe.data.train, *recipe.data.validation))
     if listing is None:
         return None
-    codec = load.cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
+    codec = load.find_cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
     if codec is None and recipe.data.is_text:
         return None
     sets = sets_of(recipe, listing, codec)
@@ -284,7 +284,7 @@ def _make(data: Data, group: Set, cache: Cache, *, engine: Engine, progress: Tel
         reporter=reporter,
         stop=cache._stop if group.name == "train" else Stop(),
     )
-    reporter.done()
+    reporter.finish()
     check_not_empty(data, group)
     if group.apart is not None:
         make_apart(directory, group, cache.tokenizer)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from trainkit.data.storage import write_json, writing
+from trainkit.data.storage import write_file, write_json
 from trainkit.files import checksum, read_json
 
 #: Arrays (examples, …) in float32 by name.
@@ -46,7 +46,7 @@ def read_columns(path: Path, shapes: Shapes) -> Columns | None:
 def write_columns(path: Path, columns: Columns) -> None:
     """Write complete columns, and remove what `write_progress` wrote. Raises TrainkitError if the disk refuses."""
     content = b"".join(columns[name].astype("<f4").tobytes() for name in sorted(columns))
-    with writing(path) as file:
+    with write_file(path) as file:
         file.write(content)
     examples = len(next(iter(columns.values())))
     write_json(path.with_suffix(".json"), {"examples": examples, "crc32": checksum(content)})
@@ -71,7 +71,7 @@ def write_progress(path: Path, columns: Columns, *, rows: int, batches: int) -> 
     refuses."""
     content, arrays = io.BytesIO(), {**columns, _PROGRESS: np.array([rows, batches])}
     np.savez(content, **arrays)  # type: ignore[arg-type]
-    with writing(_partial(path)) as file:
+    with write_file(_partial(path)) as file:
         file.write(content.getvalue())
 
 

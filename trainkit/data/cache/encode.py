@@ -24,7 +24,7 @@ from trainkit.data.jobs import Later, Reporter, Stop
 from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import Split, divide
 from trainkit.data.sources.units import Unit
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_file
 from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 
@@ -99,7 +99,7 @@ class _Part:
 
     def __enter__(self) -> None:
         for split, key in self._keys.items():
-            file = self._files.enter_context(writing(shards.path_of(self._cache, key)))
+            file = self._files.enter_context(write_file(shards.path_of(self._cache, key)))
             self._outputs[split] = ShardWriter(
                 file, self._unit, self._encoding, self._tokenizer, self._texts[split], self._reporter
             )
@@ -144,7 +144,7 @@ class _Part:
         for split, output in self._outputs.items():
             reports = unusable if not done else []
             if reports:
-                with writing(shards.rejected_path(self._cache, self._keys[split])) as out:
+                with write_file(shards.rejected_path(self._cache, self._keys[split])) as out:
                     for where, why in reports:
                         out.write(json.dumps({"where": where, "why": why}, ensure_ascii=False).encode() + b"\n")
             done[split] = shards.shard_of(

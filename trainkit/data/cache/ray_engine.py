@@ -270,7 +270,7 @@ class _Size:
 def _mark_file(cache: Path) -> Iterator[str]:
     name = f"ray-{secrets.token_hex(8)}"
     path = cache / "locks" / name
-    with storage.writing(path):
+    with storage.write_file(path):
         pass
     try:
         yield name

@@ -38,7 +38,7 @@ class _Row:
         else:
             self._ids.frombytes(ids.astype(self._dtype.newbyteorder("=")).tobytes())
 
-    def joined(self) -> np.ndarray:
+    def concatenate(self) -> np.ndarray:
         return np.frombuffer(self._ids, self._dtype.newbyteorder("=")).astype(self._dtype, copy=False)
 
 
@@ -151,7 +151,7 @@ class ShardWriter:
                 self._labels.append(labels)
             if piece.last:
                 self.ends.append(self.tokens + row.length)
-        self._write(row.joined())
+        self._write(row.concatenate())
         if not self._unit.marked:
             self.learned = self.tokens
         self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)

@@ -28,7 +28,7 @@ def verify(cache: Path, progress: Tell = None) -> Verified:
     reporter = Reporter("shards", 0, progress)
     todo = [partial(_problem, cache, note, reporter) for note in notes]
     found = jobs.run(todo, workers=jobs.WORKERS, tick=reporter.tick)
-    reporter.done()
+    reporter.finish()
     damaged = tuple((path, problem) for _, path, problem in found if problem)
     return Verified(len(notes), sum(size for size, _, _ in found), damaged)
 

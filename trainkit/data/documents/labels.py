@@ -74,7 +74,7 @@ class Labels(ABC):
     def of_row(self, row: Mapping[str, Any]) -> Label | Problem:
         """Return the label of a row, or what is wrong with it."""
 
-    def shown(self, value: Any) -> Any:
+    def as_json(self, value: Any) -> Any:
         """Return a label of a batch as JSON for people; None if there is no label."""
         return int(value) if value >= 0 else None
 
@@ -106,8 +106,8 @@ class ClassLabels(Labels):
             return found[0], f'document.label_type is "class": for such labels write "{other}"'
         return found
 
-    def shown(self, value: Any) -> Any:
-        number, names = super().shown(value), self.document.label_names
+    def as_json(self, value: Any) -> Any:
+        number, names = super().as_json(value), self.document.label_names
         return names[number] if number is not None and number < len(names) else number
 
 
@@ -151,7 +151,7 @@ class NumberLabels(Labels):
             numbers.append(number)
         return np.array(numbers, self.stored)
 
-    def shown(self, value: Any) -> Any:
+    def as_json(self, value: Any) -> Any:
         found = np.asarray(value, np.float32)
         # the shortest decimals that are these float32 numbers
         numbers = [float(str(number)) for number in found.reshape(-1)]
@@ -212,7 +212,7 @@ class ClassSetLabels(Labels):
             numbers.add(number)
         return np.isin(np.arange(len(classes)), list(numbers)).astype(self.stored)
 
-    def shown(self, value: Any) -> Any:
+    def as_json(self, value: Any) -> Any:
         names = zip(self.document.label_names, value, strict=True)
         return [name for name, has in names if has] if np.min(value) >= 0 else None
 

@@ -243,7 +243,7 @@ def survey(cache: Path, sources: Sequence[Source], progress: Tell) -> Listing:
             cache, group, workers=WORKERS, progress=lambda size: reporter.add(bytes=size), tick=reporter.tick
         )
     if not reporter.idle:
-        reporter.done()
+        reporter.finish()
     return Listing(files, known)
 
 

@@ -12,7 +12,7 @@ from trainkit.data.hub_files import BESIDE, HUB_ID, NotAskedError, commit_of, fi
 from trainkit.data.jobs import Reporter, Tell
 from trainkit.data.sources.digests import Contents, of_value
 from trainkit.data.sources.source_file import SourceFile
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_file
 from trainkit.data.tokenizer import train
 from trainkit.data.tokenizer.train import Drawn, draw
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
@@ -46,11 +46,11 @@ def for_files(
     if not path.exists():
         reporter = Reporter("tokenizer", 0, progress)
         train.train(path, recipe.data, spec, drawn, reporter)
-        reporter.done()
+        reporter.finish()
     return load(path)
 
 
-def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
+def find_cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
     """Return the result of `for_files` without training or fetching; None if that would be needed. Raises
     TrainkitError."""
     if not recipe.data.is_text:
@@ -153,7 +153,7 @@ def _load_named(recipe: Recipe) -> LoadedTokenizer:
     if not path.exists():
         content = _fetch(name, revision)
         _fetch_beside(name, revision, (*BESIDE, CONFIG), path.parent)
-        with writing(path) as out:
+        with write_file(path) as out:
             out.write(content.encode())
     elif later := read_object(path.with_name(_LATER), missing_ok=True):
         with contextlib.suppress(TrainkitError):  # still offline: the files have not changed
@@ -204,10 +204,10 @@ def _fetch_beside(name: str, revision: str | None, files: Sequence[str], to: Pat
         except Exception as error:
             raise _not_fetched(name, error) from error
         if fetched is not None:
-            with writing(to / file) as out:
+            with write_file(to / file) as out:
                 out.write(fetched.read_bytes())
     if unknown:
-        with writing(to / _LATER) as out:
+        with write_file(to / _LATER) as out:
             commit = commit_of(name, "tokenizer.json", revision) or revision
             out.write(json.dumps({"revision": commit, "files": unknown}).encode())
     else:

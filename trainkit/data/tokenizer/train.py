@@ -26,7 +26,7 @@ from trainkit.data.sources.digests import Contents, of_value
 from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import divide, treatment
 from trainkit.data.sources.units import Unit, units_of
-from trainkit.data.storage import writing
+from trainkit.data.storage import write_file
 from trainkit.data.tokenizer.special_tokens import END_OF_TEXT, MASK
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data
@@ -65,7 +65,7 @@ def train(path: Path, data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], 
 
     # in a thread of its own, because Rust does not look for Ctrl-C while it trains
     (content,) = jobs.run([job], workers=1, tick=reporter.tick)
-    with writing(path) as out:
+    with write_file(path) as out:
         out.write(content.encode())
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families import gemma
 from trainkit.recipe.families.gemma import Gemma
-from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.hugging_face import Family, scoring_heads
 from trainkit.recipe.spec import Count, Positive
 
 
@@ -29,7 +29,7 @@ FAMILY = Family(
     spec=Gemma2,
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
-    heads=scored("Gemma2ForSequenceClassification"),
+    heads=scoring_heads("Gemma2ForSequenceClassification"),
     keys=gemma.KEYS,
     defaults={**gemma.DEFAULTS, "max_position_embeddings": 8192, "rope_theta": 10000.0},
     fixed=gemma.FIXED,

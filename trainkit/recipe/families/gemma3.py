@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families import gemma
 from trainkit.recipe.families.gemma import Gemma
-from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scored, table
+from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scoring_heads, table
 from trainkit.recipe.families.rope import Rope
 from trainkit.recipe.spec import Count, Positive
 
@@ -57,7 +57,7 @@ FAMILY = Family(
     spec=Gemma3,
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    heads=scored("Gemma3TextForSequenceClassification"),
+    heads=scoring_heads("Gemma3TextForSequenceClassification"),
     keys=gemma.KEYS,
     defaults={
         **gemma.DEFAULTS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names, scored
+from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names, scoring_heads
 from trainkit.recipe.families.transformer import CHANGEABLE, GptDecoder
 from trainkit.recipe.spec import Count
 
@@ -35,7 +35,7 @@ FAMILY = Family(
     spec=Gpt2,
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
-    heads=scored("GPT2ForSequenceClassification"),
+    heads=scoring_heads("GPT2ForSequenceClassification"),
     keys={
         "n_layer": "layers",
         "n_embd": "hidden",

@@ -134,7 +134,7 @@ class HeadTable:
     """The prefix of the names of all other tensors; a checkpoint without this head does not have it."""
 
 
-def scored(architecture: str) -> dict[HeadKind, HeadTable]:
+def scoring_heads(architecture: str) -> dict[HeadKind, HeadTable]:
     """Return the heads of a decoder: a matrix without bias for the last token that is no padding."""
     return {"sequence": HeadTable(architecture, linear_names("classifier.output", "score"))}
 

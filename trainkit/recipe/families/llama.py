@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import MLP, Biased, Dense, Matrix, Multiple
-from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.hugging_face import Family, scoring_heads
 
 
 class Llama(Multiple, Biased, Dense):
@@ -25,7 +25,7 @@ FAMILY = Family(
     spec=Llama,
     model_type="llama",
     architecture="LlamaForCausalLM",
-    heads=scored("LlamaForSequenceClassification"),
+    heads=scoring_heads("LlamaForSequenceClassification"),
     keys={**shared.KEYS, "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
     defaults={**shared.DEFAULTS, "max_position_embeddings": 2048},
     fixed=shared.SILU,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Dense, Windowed
-from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.hugging_face import Family, scoring_heads
 
 
 class Mistral(Windowed, Dense):
@@ -19,7 +19,7 @@ FAMILY = Family(
     spec=Mistral,
     model_type="mistral",
     architecture="MistralForCausalLM",
-    heads=scored("MistralForSequenceClassification"),
+    heads=scoring_heads("MistralForSequenceClassification"),
     keys=shared.KEYS,
     defaults={**shared.DEFAULTS, "max_position_embeddings": 131_072, "sliding_window": 4096, "num_key_value_heads": 8},
     fixed=shared.SILU,

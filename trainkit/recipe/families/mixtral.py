@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Windowed
-from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.hugging_face import Family, scoring_heads
 from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.spec import Count, Positive
 
@@ -28,7 +28,7 @@ FAMILY = Family(
     spec=Mixtral,
     model_type="mixtral",
     architecture="MixtralForCausalLM",
-    heads=scored("MixtralForSequenceClassification"),
+    heads=scoring_heads("MixtralForSequenceClassification"),
     keys={
         **shared.KEYS,
         "num_local_experts": "experts",

@@ -13,7 +13,7 @@ from trainkit.recipe.families.hugging_face import (
     linear_names,
     means_nothing,
     norm_names,
-    scored,
+    scoring_heads,
     table,
 )
 from trainkit.recipe.families.transformer import GptDecoder
@@ -96,7 +96,7 @@ FAMILY = Family(
     spec=Mpt,
     model_type="mpt",
     architecture="MptForCausalLM",
-    heads=scored("MptForSequenceClassification"),
+    heads=scoring_heads("MptForSequenceClassification"),
     keys={
         "n_layers": "layers",
         "d_model": "hidden",

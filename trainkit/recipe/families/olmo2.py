@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Dense
-from trainkit.recipe.families.hugging_face import Family, norm_names, scored
+from trainkit.recipe.families.hugging_face import Family, norm_names, scoring_heads
 from trainkit.recipe.spec import Positive
 
 
@@ -25,7 +25,7 @@ FAMILY = Family(
     spec=Olmo2,
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
-    heads=scored("Olmo2ForSequenceClassification"),
+    heads=scoring_heads("Olmo2ForSequenceClassification"),
     keys={**shared.KEYS, "attention_bias": "attention_bias"},
     defaults={**shared.DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "pad_token_id": 1},
     fixed=shared.SILU,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Dense, LateWindowed, Matrix
-from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.hugging_face import Family, scoring_heads
 from trainkit.recipe.spec import Positive
 
 
@@ -26,7 +26,7 @@ FAMILY = Family(
     spec=Qwen2,
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    heads=scored("Qwen2ForSequenceClassification"),
+    heads=scoring_heads("Qwen2ForSequenceClassification"),
     keys=shared.KEYS,
     defaults={**shared.DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32},
     fixed=shared.SILU,

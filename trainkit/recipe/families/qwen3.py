@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Dense, LateWindowed
-from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.hugging_face import Family, scoring_heads
 from trainkit.recipe.spec import Positive
 
 
@@ -24,7 +24,7 @@ FAMILY = Family(
     spec=Qwen3,
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    heads=scored("Qwen3ForSequenceClassification"),
+    heads=scoring_heads("Qwen3ForSequenceClassification"),
     keys={**shared.KEYS, "attention_bias": "attention_bias"},
     defaults={**shared.DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
     fixed=shared.SILU,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Windowed
-from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scored
+from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scoring_heads
 from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.spec import Count, Positive
 
@@ -58,7 +58,7 @@ FAMILY = Family(
     spec=Qwen3Moe,
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    heads=scored("Qwen3MoeForSequenceClassification"),
+    heads=scoring_heads("Qwen3MoeForSequenceClassification"),
     keys={
         **{theirs: ours for theirs, ours in shared.KEYS.items() if ours != "intermediate"},
         "attention_bias": "attention_bias",

@@ -26,7 +26,7 @@ class WithSchedules(Spec):
         name, _, place = key.partition(".")
         return getattr(self, name)[int(place)] if place else getattr(self, name)
 
-    def scaled(self, shares: Mapping[str, Any]) -> Self:
+    def scale_values(self, shares: Mapping[str, Any]) -> Self:
         """Return the rule with its values multiplied by the `shares` of their names in `[schedules]`; zeros stay.
 
         A share may be a traced number. The weight decay, which is applied outside the rule, stays too.

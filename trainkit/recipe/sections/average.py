@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from trainkit.recipe.optimizers.spec import OptimizerSpec
-from trainkit.recipe.sections.schedule_spec import Span, counted
+from trainkit.recipe.sections.schedule_spec import Span, span_steps
 from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Count, Spec
 from trainkit.recipe.union import OneOf
@@ -29,7 +29,7 @@ class AverageSpec(Spec):
 
     def first_step(self, steps: int) -> int:
         """Return the step at which averaging begins in a run of `steps`."""
-        return counted(self.start, steps)
+        return span_steps(self.start, steps)
 
     def check(self, train: Train, optimizer: OptimizerSpec) -> None:
         """Raise ValueError if the run's length does not give its start, or the optimizer computes an average itself."""

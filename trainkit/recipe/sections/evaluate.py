@@ -66,7 +66,7 @@ class Evaluate(Spec):
     """Validation sets that are also reported together: `{ code = ["python", "c"] }` reports `validation/code/…`, the
     values of all examples of both sets. Values of texts that the model writes or finds are of single sets alone."""
 
-    def predicted(self, task: TaskSpec) -> frozenset[str]:
+    def predictable(self, task: TaskSpec) -> frozenset[str]:
         """Return what metrics can be computed from."""
         return task.predicted | (GENERATED if self.generate is not None else frozenset())
 
@@ -102,7 +102,7 @@ class Evaluate(Spec):
             raise ValueError(f'[evaluate.generate] writes texts, and task.type = "{task.type}" learns none: omit it')
         if self.generate is not None:
             task.check_generation(self.generate.beams, data)
-        predicted = self.predicted(task)
+        predicted = self.predictable(task)
         if self.predictions and not predicted:
             raise ValueError(f'evaluate.predictions = true, but task.type = "{task.type}" makes none: leave it out')
         if not self.metrics:
@@ -136,7 +136,7 @@ class Evaluate(Spec):
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
 
-    def computed(self, task: TaskSpec, data: Data) -> list[str]:
+    def metric_names(self, task: TaskSpec, data: Data) -> list[str]:
         """Return the names of all metrics that an evaluation computes, as in the log."""
         classes, sets = task.class_names(data), data.validation_sources
         listed = [name for metric in self.metrics for name in metric.names(classes)]
@@ -161,7 +161,7 @@ class Evaluate(Spec):
             raise ValueError("evaluate.patience counts the evaluations of evaluate.every: set it too")
         if best is None:
             return
-        known = self.computed(task, data)
+        known = self.metric_names(task, data)
         if best.metric not in known:
             if not known:
                 raise ValueError("checkpoint.best needs a validation set: set data.held_out or add [[data.validation]]")

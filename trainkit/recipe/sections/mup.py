@@ -46,7 +46,7 @@ class Mup(Spec):
                 )
 
 
-def widening(mup: Mup | None, model: ModelSpec) -> float:
+def width_ratio(mup: Mup | None, model: ModelSpec) -> float:
     """Return how many times as wide as the base of [mup] the model is; 1 where nothing is scaled."""
     return model.hidden / mup.base_width if mup and isinstance(model, Transformer) else 1.0
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, counted
+from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, span_steps
 from trainkit.recipe.spec import Count, Fraction
 
 
@@ -80,7 +80,7 @@ class Wsd(ScheduleSpec):
 
     def decay_steps(self, steps: int) -> int:
         """Return the steps of the decay in a run of `steps`."""
-        return min(max(counted(self.decay, steps), 1), steps - self.warmup_steps(steps))
+        return min(max(span_steps(self.decay, steps), 1), steps - self.warmup_steps(steps))
 
     def decay_start(self, steps: int, *, ordered: int) -> int:
         """Return how many updates precede the decay: as planned, or fewer if it was ordered to begin earlier."""

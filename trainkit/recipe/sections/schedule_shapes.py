@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.schedule_spec import NEVER, Schedule, ScheduleSpec, Span, check_sum, counted
+from trainkit.recipe.sections.schedule_spec import NEVER, Schedule, ScheduleSpec, Span, check_sum, span_steps
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 
 
@@ -109,7 +109,7 @@ class PiecewiseLinear(ScheduleSpec):
 
     def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
         super().check_lengths(steps, at=at)
-        places = [counted(place, steps) for place, _ in self.points]
+        places = [span_steps(place, steps) for place, _ in self.points]
         if places[-1] > steps or any(after <= before for before, after in pairwise(places)):
             raise TrainkitError(
                 f"{at}.points are at the steps {', '.join(map(str, places))} of {steps:,}: they must be in increasing"
@@ -119,7 +119,7 @@ class PiecewiseLinear(ScheduleSpec):
             )
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
-        places = [counted(place, steps) for place, _ in self.points]
+        places = [span_steps(place, steps) for place, _ in self.points]
         ratios = [ratio for _, ratio in self.points]
         return peak * xp.interp(xp.asarray(step, dtype="float32"), xp.asarray(places, dtype="float32"),
                                 xp.asarray(ratios, dtype="float32"))  # fmt: skip
@@ -144,7 +144,7 @@ class OneCycle(ScheduleSpec):
         up = self._between(self.first_ratio, 1.0, xp.clip(step / top, 0.0, 1.0), xp)
         down = self._between(1.0, self.min_ratio, xp.clip((step - top) / (last - top), 0.0, 1.0), xp)
         found = peak * xp.where(step <= top, up, down)
-        cooldown = counted(self.cooldown, steps)
+        cooldown = span_steps(self.cooldown, steps)
         return found * xp.clip((steps - step) / cooldown, 0.0, 1.0) if cooldown else found
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
@@ -205,7 +205,7 @@ class Chain(ScheduleSpec):
         begin = 0
         for number, part in enumerate(self.parts, 1):
             last = number == len(self.parts)
-            length = max(steps - begin, 1) if last else max(counted(part.length, steps), 1)
+            length = max(steps - begin, 1) if last else max(span_steps(part.length, steps), 1)
             yield begin, length
             begin += length
 

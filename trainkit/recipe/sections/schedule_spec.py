@@ -45,7 +45,7 @@ class ScheduleSpec(Spec):
 
     def warmup_steps(self, steps: int) -> int:
         """Return the steps of the warm-up in a run of `steps`."""
-        return min(counted(self.warmup, steps), steps)
+        return min(span_steps(self.warmup, steps), steps)
 
     @property
     def phases(self) -> dict[str, Span]:
@@ -101,7 +101,7 @@ class ScheduleSpec(Spec):
             first, rising = peak / warmup, max(warmup - 1, 1)
             left = 1 - xp.clip(step, 0, rising) / rising
             after = xp.where(step < warmup, (first - peak) * left + peak, after)
-        if cooldown := counted(self.cooldown, steps):
+        if cooldown := span_steps(self.cooldown, steps):
             after = after * xp.clip((steps - step) / cooldown, 0.0, 1.0)
         return after
 
@@ -129,7 +129,7 @@ Schedule: TypeAlias = Annotated[
 ]
 
 
-def counted(span: int | float, steps: int) -> int:
+def span_steps(span: int | float, steps: int) -> int:
     """Return the steps of a span in a run of `steps`."""
     return span if isinstance(span, int) else round(span * steps)
 

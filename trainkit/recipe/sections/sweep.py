@@ -114,7 +114,7 @@ class Sweep(Spec):
 
     def check_metric(self, evaluate: Evaluate, task: TaskSpec, data: Data) -> None:
         """Raise ValueError if the trials never compute the metric, or `prune` finds no evaluations on the way."""
-        known = ["train/loss", *evaluate.computed(task, data)]
+        known = ["train/loss", *evaluate.metric_names(task, data)]
         if self.metric is not None and self.metric not in known:
             near = ", ".join(get_close_matches(self.metric, known, n=5, cutoff=0.0))
             raise ValueError(f'sweep.metric = "{self.metric}" is never computed: the trials compute {near}')

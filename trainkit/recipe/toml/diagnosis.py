@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
-from trainkit.recipe.toml.positions import Key, Origin, dotted
+from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.schema import (
     Node,
     choices,
@@ -27,7 +27,7 @@ from trainkit.recipe.toml.schema import (
     has_table,
     keys_of,
     leaves,
-    meaning,
+    meaning_of,
     node_at,
     placeholder,
     types_of,
@@ -128,7 +128,7 @@ class _Search:
         hint, target = self._of_another_type(section, name), None
         if not hint:
             hint, target = suggest(name, section, known, self.language)
-        said = f"{dotted(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted(key)}]"
+        said = f"{dotted_key(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted_key(key)}]"
         problem = f"{said}: no such {'section' if isinstance(value, dict) else 'key'}"
         if not hint:
             hint = f"allowed here: {', '.join(known)}" if known else "leave it out"
@@ -153,10 +153,10 @@ class _Search:
         _put(self.data, key, placeholder(node))
         if any(known != key and key[: len(known)] == known for known in self.repaired):
             return
-        what = f"section [{dotted(key)}]" if has_table(node) and not choices(node) else dotted(key)
+        what = f"section [{dotted_key(key)}]" if has_table(node) and not choices(node) else dotted_key(key)
         if key == ("data", "train"):
             what = "[[data.train]]"
-        hint = f"{dotted(key)} is {describe(node)}" + (f": {meaning(node)}" if meaning(node) else "")
+        hint = f"{dotted_key(key)} is {describe(node)}" + (f": {meaning_of(node)}" if meaning_of(node) else "")
         section = self._node(key[:-1])
         if section and len(types := types_of(section)) > 1 and "type" not in _get(self.data, key[:-1]):
             hint += f"; or say type = {' or '.join(map(toml_value, types))}"
@@ -175,7 +175,7 @@ class _Search:
             expected = " or ".join(map(toml_value, allowed))
         else:
             allowed, expected = choices(node), describe(node)
-        problem = f"{dotted(key)} = {short(value)}: expected {expected}"
+        problem = f"{dotted_key(key)} = {short(value)}: expected {expected}"
         if not is_kind(value, node) and not allowed:
             problem += f", found {kind_of(value)}"
         if key[-1] == "type" and isinstance(value, str):
@@ -213,7 +213,7 @@ class _Search:
             return
         value = _get(self.data, key)
         if not isinstance(value, dict):
-            self.found[message] = Mistake(self._where(key), f"{dotted(key)} = {short(value)}: {message}")
+            self.found[message] = Mistake(self._where(key), f"{dotted_key(key)} = {short(value)}: {message}")
             return
         # a person looks at the first key that the message names
         paths = [(*key, name) for name in value if name in words]
@@ -222,9 +222,9 @@ class _Search:
             self.found[message] = Mistake(self._where(existing[0]), message)
             return
         if not key:
-            paths = [path for path in leaves(self.language) if len(path) > 1 and dotted(path) in message]
+            paths = [path for path in leaves(self.language) if len(path) > 1 and dotted_key(path) in message]
         named = sorted(paths, key=lambda path: message.index(str(path[-1])))
-        problem = f"[{dotted(key)}]: {message}" if key else message
+        problem = f"[{dotted_key(key)}]: {message}" if key else message
         self.found[message] = Mistake(self._where(named[0] if named else key), problem)
 
 

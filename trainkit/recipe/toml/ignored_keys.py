@@ -8,7 +8,7 @@ from typing import NamedTuple
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer
-from trainkit.recipe.toml.positions import Key, dotted
+from trainkit.recipe.toml.positions import Key, dotted_key
 
 
 class Ignored(NamedTuple):
@@ -49,7 +49,7 @@ def check_ignored_keys(recipe: Recipe, layer: Layer, *, top: str | None) -> None
     found = [(key, case) for case in _ignored_keys(recipe) for key in case.keys if is_refused(key, case)]
     if not found:
         return
-    problems = [f"{dotted(key)} has no effect: {case.why}" for key, case in found]
+    problems = [f"{dotted_key(key)} has no effect: {case.why}" for key, case in found]
     places = [str(layer.origin(key)) for key, _ in found]
     hint = "; or ".join(dict.fromkeys(case.hint for _, case in found))
     more = "".join(f"\n{place}: {problem}" for place, problem in zip(places[1:], problems[1:], strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import tomli
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.toml.positions import Key, Origin, dotted
+from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 
 SET = Origin("--set")
 DEFAULT = Origin("default")
@@ -69,7 +69,7 @@ class Layer:
         while key and key not in self.origins:
             key = key[:-1]
         found = self.origins.get(key, self.fallback)
-        return Origin(f"{SET} {dotted(key)}") if found == SET else found
+        return Origin(f"{SET} {dotted_key(key)}") if found == SET else found
 
     def leaf_origin(self, key: Key) -> Origin:
         """Return where a value was written; for a list that `--set` changed in one place, that is `--set`."""
@@ -194,9 +194,11 @@ def _place(table: Any, part: str, where: str, at: Key) -> Any:
     if isinstance(table, list):
         if part.isdecimal() and int(part) < len(table):
             return int(part)
-        found = f"{dotted(at)} is a list of {len(table)}"
+        found = f"{dotted_key(at)} is a list of {len(table)}"
         raise TrainkitError(f"{found}; it has no index '{part}'", where=where, hint="indices count from 0")
-    raise TrainkitError(f"{dotted(at)} is a value and holds no '{part}'", where=where, hint=f"--set {dotted(at)}=…")
+    raise TrainkitError(
+        f"{dotted_key(at)} is a value and holds no '{part}'", where=where, hint=f"--set {dotted_key(at)}=…"
+    )
 
 
 def _override_value(text: str) -> Any:

@@ -20,7 +20,7 @@ from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_abso
 from trainkit.recipe.toml.ignored_keys import check_ignored_keys
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
 from trainkit.recipe.toml.modes import BUILT_IN, FULL, check_mode, in_mode, take_modes
-from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.positions import dotted_key
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.values import flat
 
@@ -128,7 +128,7 @@ def _check(
     check_ignored_keys(recipe, layer, top=None if resolved else as_shown(path))
     changed = _changed_plugins(recipe, plugins, layer)
     recipe = _complete(recipe, path, plugins)
-    origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
+    origins = {dotted_key(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     if recipe.sweep is not None:
         keys: list[tuple[str, ...]] = [("sweep", key) for key in recipe.sweep.model_fields_set]
         keys += [("sweep", "parameters", key) for key in recipe.sweep.parameters]

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml.layers import Layer, put_value, table_at
-from trainkit.recipe.toml.positions import Key, Origin, dotted
+from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 
 #: The recipe as it is written.
 FULL = "full"
@@ -42,7 +42,7 @@ def take_modes(layer: Layer) -> Layer:
     if wrong:
         key = ("mode", *wrong[0])
         hint = "[mode.toy] holds the keys that --mode toy changes"
-        raise TrainkitError(f"{dotted(key)} is not a table", where=str(modes.origin(key)), hint=hint)
+        raise TrainkitError(f"{dotted_key(key)} is not a table", where=str(modes.origin(key)), hint=hint)
     if FULL in tables:
         where = str(modes.origin(("mode", FULL)))
         raise TrainkitError(f"'{FULL}' is the recipe as it is written", where=where, hint="give the mode another name")

@@ -28,7 +28,7 @@ class Origin:
         return f"mode {self.mode} ({place})" if self.mode else place
 
 
-def dotted(key: Key) -> str:
+def dotted_key(key: Key) -> str:
     """Return a key as text, such as `data.train.0.path`."""
     return ".".join(map(str, key))
 

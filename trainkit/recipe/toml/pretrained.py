@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.transformer import CHANGEABLE
 from trainkit.recipe.toml.layers import Layer, all_keys, table_at
-from trainkit.recipe.toml.positions import Key, Origin, dotted
+from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.values import toml_value
 
 
@@ -102,7 +102,7 @@ def put_below(layer: Layer, section: str, look_up: Callable[[str, str | None], P
 def hub_only(key: Key, path: str | None, layer: Layer) -> TrainkitError:
     """Return the error of a key that only repositories on the hub have, beside a `path` on this machine."""
     return TrainkitError(
-        f"{dotted(key)} is for hub ids, but {path} is on this machine",
+        f"{dotted_key(key)} is for hub ids, but {path} is on this machine",
         where=str(layer.origin(key)),
         hint="leave it out: local files are used as they are",
     )

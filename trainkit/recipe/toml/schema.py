@@ -160,7 +160,7 @@ def describe(node: Node) -> str:
     return " or ".join(dict.fromkeys(_describe(branch) for branch in branches(node)))
 
 
-def meaning(node: Node) -> str:
+def meaning_of(node: Node) -> str:
     """Return the docstring of a key on one line, or that of its table if the key has none."""
     text = node.get("description") or _resolve(node).get("description") or ""
     return " ".join(text.split())

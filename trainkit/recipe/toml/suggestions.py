@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.positions import Key, dotted
+from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.schema import Node, branches, has_list, leaves, table
 from trainkit.recipe.toml.values import toml_value
 from trainkit.text import shorten
@@ -147,7 +147,7 @@ def fit(node: Node, value: dict[str, Any], kind: str) -> int:
 def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> tuple[str, Key | None]:
     """Return (what to write instead, the key that is certainly meant) for an unknown key of a section."""
     foreign = FOREIGN.get(name)
-    if foreign and foreign.key != dotted((*section, name)):
+    if foreign and foreign.key != dotted_key((*section, name)):
         target: Key = tuple(foreign.key.split("."))
         called = f"it is called {foreign.key} here" if foreign.key else ""
         if foreign.key and target[:-1] == section:
@@ -158,12 +158,12 @@ def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = 
     elsewhere = [path for path in keys if path[-1] == name and path[:-1] != section and name != "type"]
     close = difflib.get_close_matches(name, known, n=1)
     if len(elsewhere) == 1 or (elsewhere and not close):
-        return f"did you mean {' or '.join(map(dotted, elsewhere))}?", elsewhere[0] if len(elsewhere) == 1 else None
+        return f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", elsewhere[0] if len(elsewhere) == 1 else None
     if close:
         return f"did you mean {close[0]}?", (*section, close[0])
     names = {str(path[-1]): path for path in keys}
     far = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
-    return (f"did you mean {dotted(names[far[0]])}?", None) if far else ("", None)
+    return (f"did you mean {dotted_key(names[far[0]])}?", None) if far else ("", None)
 
 
 def correction(key: Key, value: Any, node: Node, allowed: list[Any]) -> str:
@@ -184,7 +184,7 @@ def correction(key: Key, value: Any, node: Node, allowed: list[Any]) -> str:
     if isinstance(value, int | float) and _kinds(node) == {"string"} and not allowed:
         return f'write a string: {name} = "{toml_value(value)}"'
     if isinstance(value, dict) and has_list(node) and isinstance(name, str):
-        return f"double the brackets: [[{dotted(key)}]]"
+        return f"double the brackets: [[{dotted_key(key)}]]"
     return ""
 
 

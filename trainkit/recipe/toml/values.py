@@ -10,7 +10,7 @@ from typing import Any
 
 import trainkit
 from trainkit.recipe.recipe import Recipe
-from trainkit.recipe.toml.positions import Key, dotted
+from trainkit.recipe.toml.positions import Key, dotted_key
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def differences(old: Recipe, new: Recipe) -> list[Difference]:
     """Return the keys that differ, in the order of the recipe."""
     was, now = flat(old), flat(new)
     keys = [*was, *(key for key in now if key not in was)]
-    return [Difference(dotted(k), was.get(k), now.get(k)) for k in keys if was.get(k) != now.get(k)]
+    return [Difference(dotted_key(k), was.get(k), now.get(k)) for k in keys if was.get(k) != now.get(k)]
 
 
 def flat(recipe: Recipe) -> dict[Key, Any]:
@@ -96,7 +96,7 @@ def dumps(recipe: Recipe, origins: Mapping[str, str], path: Path, *, shown: Call
     """
 
     def origin(key: Key) -> str:
-        return _printable(shown(origins[dotted(key)]))
+        return _printable(shown(origins[dotted_key(key)]))
 
     lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(shown(str(path)))}"]
     lines += _table_lines(_show(recipe.model_dump(by_alias=True), shown), (), origin)
