@@ -7,20 +7,23 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+import fake_run
 import pytest
 from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, killing_trainer, study
 from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 
 from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
-from trainkit.events.log import last_attempt, read
+from trainkit.events.log import EventLog, last_attempt, read
 from trainkit.parallel.hosts import ADDRESS
 from trainkit.recipe.toml.load import Loaded, load
 from trainkit.rundir.directory import create, hold_lock, recipe_of
 from trainkit.search import sweep
-from trainkit.search.study import study_of
+from trainkit.search.study import Study, study_of
 from trainkit.search.sweep import divide_devices, run
 from trainkit.search.trials import NAME
 
@@ -212,6 +215,59 @@ def test_a_sweep_with_a_time_of_day_continues_on_the_next_day(tmp_path: Path) ->
     tomorrow.read()
     assert recipe_of(tomorrow.trials[0].directory).recipe.train.until == "2130-01-01 08:00"
     assert tomorrow.trials[1].loaded.recipe.train.until == "2130-01-02 08:00"
+
+
+def timed(directory: Path, until: str) -> Study:
+    recipe = directory / "tiny.toml"
+    recipe.write_text(BARE + GRID)
+    settings = [f'run.directory="{directory}/runs"', 'schedule={type="wsd", warmup=0}', f'train.until="{until}"']
+    return study_of(recipe, settings)
+
+
+def until_of(directory: Path) -> str | None:
+    return recipe_of(directory).recipe.train.until
+
+
+OVER, LATER = "2001-01-01 08:00", "2130-01-01 08:00"
+
+
+def test_a_trial_that_was_cut_off_and_whose_time_is_over_continues_until_the_next_one(tmp_path: Path) -> None:
+    found, given = timed(tmp_path, LATER), {}
+    create(timed(tmp_path, OVER).trials[1].loaded)  # type: ignore[arg-type]
+    log = EventLog(cut_off := found.trials[1].directory, attempt=1)
+    log.write("run_started", step=0, **fake_run.started(cut_off.name))
+    log.close()
+
+    def start(directory: Path, environment: Mapping[str, str]) -> Ended:
+        given[directory.name] = until_of(directory)
+        return fake_trainer(directory, environment)
+
+    said = finish(found, start)
+    assert set(given.values()) == {LATER} and len(given) == 6
+    (about,) = [line for line in said if line.startswith("trial 2 of 6") and "continued" in line]
+    assert f"continued until {LATER}, as its time was over" in about
+    assert [end.status for _, end in found.ranked() if end] == ["finished"] * 4 + ["failed"] * 2
+
+
+def test_a_time_of_day_that_passes_while_others_train_is_that_of_the_next_day(tmp_path: Path) -> None:
+    found = timed(tmp_path, "08:00")
+    for number, trial in enumerate(found.trials):
+        loaded = found.recipes.load_with({**trial.settings, "run.name": trial.directory.name, "train.until": OVER})
+        found.trials[number] = replace(trial, loaded=loaded)
+    finish(found)
+    untils = {until_of(trial.directory) for trial in found.trials}
+    assert len(untils) <= 2 and all(until and datetime.fromisoformat(until) > datetime.now() for until in untils)
+
+
+def test_a_date_that_is_over_stops_the_sweep_before_a_trial_fails_for_it(tmp_path: Path) -> None:
+    found = timed(tmp_path, OVER)
+    with pytest.raises(TrainkitError, match="is in the past") as refused:
+        finish(found)
+    assert refused.value.where == "--set train.until" or "train.until" in str(refused.value.where)
+    assert not found.ends and not found.trials[0].directory.exists()
+    later = timed(tmp_path, LATER)
+    finish(later)
+    assert len(later.ends) == 6
 
 
 def test_trials_at_once_divide_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +18,11 @@ from trainkit.errors import DONE, FAILED, STOPPED_EARLY, TrainkitError
 from trainkit.events import commands
 from trainkit.events.log import last_end
 from trainkit.parallel import hosts
+from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.attempt import spawn
+from trainkit.run.resume import prepare
 from trainkit.run.start import Start
-from trainkit.rundir.directory import create, hold_lock, is_training, write_sweep
+from trainkit.rundir.directory import create, hold_lock, is_training, recipe_of, write_sweep
 from trainkit.search.study import Study
 from trainkit.search.trials import Trial
 from trainkit.text import format_quantity, plural
@@ -135,9 +138,9 @@ def _begin(
     where its run has ended already."""
     name = f"trial {trial.number} of {study.total}: {trial.in_words}{_on(environment)}"
     if not trial.directory.exists():
-        assert trial.loaded is not None
+        loaded = _loaded_now(study, trial)
         study.record_start(trial)
-        create(trial.loaded)
+        create(loaded)
     elif is_training(trial.directory):
         report(f"{name}; it is running already")
         if trial.number in study.ends:
@@ -147,10 +150,47 @@ def _begin(
         report(name)
         return None
     else:
-        name += "; continued"
+        name += "; continued" + _give_time(study, trial)
     write_sweep(trial.directory, name=study.directory.name, trial=trial.number, settings=trial.settings)
     report(name)
     return start(trial.directory, environment)
+
+
+def _loaded_now(study: Study, trial: Trial) -> Loaded:
+    """Return the recipe of a trial. If its `train.until` is over, a time of day becomes that of the next day.
+
+    Raises:
+        TrainkitError: its `train.until` is a date and a time that are over.
+    """
+    loaded = trial.loaded
+    assert loaded is not None
+    if loaded.recipe.train.until is None or loaded.recipe.train.seconds_left(now=datetime.now(), spent=0) > 0:
+        return loaded
+    loaded = study.recipes.trial(trial.number, trial.settings).loaded
+    assert loaded is not None
+    try:
+        loaded.recipe.train.check_time(datetime.now())
+    except TrainkitError as error:
+        raise locate_error(error, loaded) from None
+    return loaded
+
+
+def _give_time(study: Study, trial: Trial) -> str:
+    """Let a trial that was cut off, and whose own `train.until` is over, end at the next time that the recipe of the
+    sweep says; return that in words. Raises TrainkitError as `_loaded_now`."""
+    own = recipe_of(trial.directory).recipe.train
+    if own.until is None or own.seconds_left(now=datetime.now(), spent=0) > 0:
+        return ""
+    until = _loaded_now(study, trial).recipe.train.until
+    prepare(
+        trial.directory,
+        step=None,
+        overrides=[f'train.until="{until}"'],
+        reset_optimizer=False,
+        forget_commands=False,
+        raise_rate=False,
+    )
+    return f" until {until}, as its time was over"
 
 
 def _on(environment: Mapping[str, str]) -> str:
