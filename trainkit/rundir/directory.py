@@ -92,11 +92,21 @@ def write_sweep(directory: Path, *, name: str, trial: int, settings: Mapping[str
 
 
 def read_sweep(directory: Path) -> dict[str, Any] | None:
-    """Return what `write_sweep` wrote; None of a run that belongs to no sweep."""
+    """Return what `write_sweep` wrote; None of a run in no sweep. Raises TrainkitError if the file is damaged."""
+    path = directory / SWEEP
     try:
-        return files.read_json(directory / SWEEP)
+        found = files.read_json(path)
+        return {"name": str(found["name"]), "trial": int(found["trial"]), "parameters": dict(found["parameters"])}
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainkitError(
+            "the file that says which trial of a sweep this run is, is damaged",
+            where=str(path),
+            hint="delete it: trackers then show the run without its sweep. The command of the sweep writes it again for"
+            " a trial that has not ended",
+            exit_code=FAILED,
+        ) from error
 
 
 def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:

@@ -8,6 +8,8 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,11 @@ from trainkit.recipe.sections.sweep import Sweep
 from trainkit.recipe.toml.files import with_values
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.modes import FULL
-from trainkit.rundir.directory import as_typed
+from trainkit.rundir.directory import as_typed, read_sweep
 from trainkit.rundir.seeds import LOSS, final_value
 from trainkit.search.progress import Progress
 from trainkit.search.space import draw, extremes, settings_of
-from trainkit.search.trials import NAME, Record, Trial, TrialEnd, TrialRecipes
+from trainkit.search.trials import Record, Trial, TrialEnd, TrialRecipes
 
 if TYPE_CHECKING:
     from trainkit.search.tpe import Tpe
@@ -64,27 +66,29 @@ class Study:
         """Read which trials have begun and ended. A trial whose directory was deleted has not.
 
         Raises:
-            TrainkitError: the sweep was begun with another recipe.
+            TrainkitError: the sweep was begun with another recipe, or the record is damaged and the runs do not say the
+                same.
         """
-        self.ends.clear()
-        begun: dict[int, dict[str, Any]] = {}
-        for line in Record(self.directory).lines():
-            if "recipe" in line and line != self._header():
-                raise TrainkitError(
-                    "the sweep was begun with another recipe, or with another [sweep]",
-                    where=str(self.directory / NAME),
-                    hint="undo the change (trials, at_once, train.until may change), or begin another: --name NAME",
-                )
-            if "settings" in line:
-                begun[line["trial"]] = line["settings"]
-            if "status" in line:
-                self.ends[line["trial"]] = TrialEnd.from_json(line)
+        begun, self.ends = Record(self.directory).read(self._header())
         self._begun = set(begun)
         if self.spec.method == "tpe":
-            self.trials = [self.recipes.trial(n, begun[n], refuse=False) for n in sorted(begun)]
+            self.trials, number = [], 1
+            while number <= max([0, *begun, *self.ends]) or self.recipes.run_of(number).exists():
+                settings = begun[number] if number in begun else self._settings_of_run(number)
+                self.trials.append(self.recipes.trial(number, settings, refuse=False))
+                number += 1
         for trial in self.trials:
             if trial.number in self.ends and not (trial.loaded is None or trial.directory.exists()):
                 del self.ends[trial.number]
+
+    def _settings_of_run(self, number: int) -> dict[str, Any]:
+        """Return the settings of a trial that the record has lost, from its run. Raises TrainkitError without them."""
+        found = read_sweep(self.recipes.run_of(number))
+        try:
+            tables = found["parameters"] if found else {}
+            return {key: reduce(getitem, key.split("."), tables) for key in self.spec.parameters}
+        except (KeyError, TypeError) as error:
+            raise Record(self.directory).damage(f"it does not say what trial {number} tries") from error
 
     def begin(self) -> None:
         """Read it from its directory, which is created where it does not exist yet, and prepare to propose trials.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import files
-from trainkit.errors import TrainkitError
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import as_logged, number
 from trainkit.hub.recipe import load
 from trainkit.recipe.toml.load import Loaded
@@ -72,14 +72,55 @@ class Record:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield its lines; none where it does not exist."""
         try:
-            text = (self.directory / NAME).read_text(encoding="utf-8")
+            content = (self.directory / NAME).read_bytes()
         except FileNotFoundError:
             return
-        for line in text.splitlines():
+        for line in content.split(b"\n"):
             try:
-                yield json.loads(line)
+                found = json.loads(line)
             except ValueError:
                 continue  # torn by a crash
+            if isinstance(found, dict):
+                yield found
+
+    def read(self, header: Mapping[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[int, TrialEnd]]:
+        """Return the settings of the trials that have begun, and the ends of those that have ended, by their numbers.
+
+        Args:
+            header: the first line of the record of a sweep like this one.
+
+        Raises:
+            TrainkitError: the sweep was begun with another recipe, or the file is damaged.
+        """
+        begun: dict[int, dict[str, Any]] = {}
+        ends: dict[int, TrialEnd] = {}
+        lines = list(self.lines())
+        if lines and "recipe" not in lines[0]:
+            raise self.damage("its first line, which says what the sweep was begun with, cannot be read")
+        for line in lines:
+            if "recipe" in line and line != header:
+                raise TrainkitError(
+                    "the sweep was begun with another recipe, or with another [sweep]",
+                    where=str(self.directory / NAME),
+                    hint="undo the change (trials, at_once, train.until may change), or begin another: --name NAME",
+                )
+            try:
+                if "settings" in line:
+                    begun[int(line["trial"])] = dict(line["settings"])
+                if "status" in line:
+                    ends[int(line["trial"])] = TrialEnd.from_json(line)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self.damage(f"one of its lines is {json.dumps(line)[:60]}") from error
+        return begun, ends
+
+    def damage(self, problem: str) -> TrainkitError:
+        """Return the error of a file that does not say what it must."""
+        return TrainkitError(
+            f"the record of the sweep is damaged: {problem}",
+            where=str(self.directory / NAME),
+            hint="put the file back from a copy, or begin another sweep: --name NAME. The trials' runs are intact",
+            exit_code=FAILED,
+        )
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line."""
@@ -107,20 +148,24 @@ class TrialRecipes:
         run = self.base.recipe.run
         return Path(run.directory) / f"{run.name}-sweep"
 
+    def run_of(self, trial: int) -> Path:
+        """Return the directory of the run of a trial."""
+        return self.directory / f"{self.base.recipe.run.name}-{trial:04}"
+
     def trial(self, trial: int, settings: Mapping[str, Any], *, refuse: bool = True) -> Trial:
         """Return the trial with a number and settings.
 
         Raises:
             TrainkitError: its recipe is wrong; unless `refuse` is false: then the trial has no recipe.
         """
-        name = f"{self.base.recipe.run.name}-{trial:04}"
-        place = {"run.name": name, "run.directory": str(self.directory)}
+        run = self.run_of(trial)
+        place = {"run.name": run.name, "run.directory": str(self.directory)}
         try:
-            return Trial(trial, dict(settings), self.directory / name, self.load_with({**place, **settings}))
+            return Trial(trial, dict(settings), run, self.load_with({**place, **settings}))
         except TrainkitError as error:
             if refuse:
                 raise self.refusal(error, f"trial {trial}", settings) from error
-            return Trial(trial, dict(settings), self.directory / name, None, str(error))
+            return Trial(trial, dict(settings), run, None, str(error))
 
     def load_with(self, settings: Mapping[str, Any]) -> Loaded:
         """Return the recipe with these settings. Raises TrainkitError if it is wrong."""
