@@ -17,7 +17,7 @@ import optuna
 import pytest
 from rich.console import Console
 from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, killing_trainer, study
-from trainer import RECIPE
+from trainer import BARE, RECIPE
 
 from trainkit.cli.sweep import live_leaderboard
 from trainkit.errors import DONE, TrainkitError
@@ -25,7 +25,8 @@ from trainkit.events.log import EventLog
 from trainkit.rundir.directory import hold_lock
 from trainkit.search import sweep
 from trainkit.search.parallel_coordinates import HEIGHT, TOP, svg, text_lines
-from trainkit.search.study import Study
+from trainkit.search.progress import Progress
+from trainkit.search.study import Study, study_of
 from trainkit.search.sweep import run
 from trainkit.search.tpe import NAME as STUDY
 from trainkit.search.trials import NAME
@@ -85,6 +86,28 @@ def test_a_killed_sweep_by_tpe_ends_with_the_leaderboard_of_an_uninterrupted_one
     finish(found, start)
     assert board(found) == board(whole) and copied(found) == copied(whole)
     assert len(started) == 8
+
+
+def test_hyperband_stops_trials_at_its_rungs_never_the_best_and_continues_after_a_kill(tmp_path: Path) -> None:
+    text = TPE.replace('"median"', '"hyperband"').replace("trials = 7", "trials = 12")
+    whole = study(tmp_path / "whole", text)
+    finish(whole)
+    pruned = [trial.number for trial, end in whole.ranked() if end and end.status == "pruned"]
+    assert len(pruned) >= 3 and {whole.ends[number].steps for number in pruned} <= {1, 3, 9}
+    # the fake loss falls by 1 in each step, so the order of the trials is the same everywhere
+    size = {t.number: t.settings["optimizer.learning_rate"] + t.settings["model.layers"] for t in whole.trials}
+    for number in pruned:
+        assert any(size[other] < size[number] for other in range(1, number)), "no trial before it was better"
+        assert whole.ends[number].value == pytest.approx(10 - (whole.ends[number].steps or 0) + size[number])
+    best, end = whole.ranked()[0]
+    assert end and end.status == "finished" and size[best.number] == min(size.values())
+
+    start, started = killing_trainer(pruned[0])
+    with pytest.raises(Killed):
+        finish(study(tmp_path / "killed", text), start)
+    found = study(tmp_path / "killed", text)
+    finish(found, start)
+    assert board(found) == board(whole) and len(started) == 13
 
 
 def test_a_pruned_trial_is_stopped_and_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +202,28 @@ def test_a_wrong_sweep_by_tpe_is_refused_before_the_first_trial(
     with pytest.raises(TrainkitError, match=f"tiny.toml:.*{problem}"):
         study(tmp_path, TPE.replace(*change))
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_last_evaluation_of_a_trial_whose_end_was_moved_is_not_compared_on_the_way(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, attempt=1)
+    log.write("run_started", step=0, **fake_run.started("tiny"))
+    log.write("planned", step=0, total_steps=1_000_000, plan=fake_run.PLAN, devices=["cpu"])
+    progress = Progress(tmp_path, metric := "validation/held-out/loss")
+    for step, loss in ((5, 3.0), (10, 2.0)):
+        if step == 10:
+            log.write("control", step=7, command="finish", argument=10, detail="", total_steps=10)
+        log.write("evaluated", step=step, name="held-out", metrics={metric: loss}, seconds=1.0)
+    log.close()
+    progress.read()
+    assert progress.reports() == [(5, 3.0)]
+
+
+def test_pruning_by_the_training_loss_is_refused_where_the_steps_are_unknown(tmp_path: Path) -> None:
+    text = TPE.replace('prune = "median"', 'prune = "median"\nmetric = "train/loss"')
+    (tmp_path / "tiny.toml").write_text(BARE + text)
+    timed = ['train.duration="1h"', 'schedule={type="wsd", warmup=0}']
+    with pytest.raises(TrainkitError, match=r'tiny.toml:\d+: sweep.prune = "median" .* by train/loss'):
+        study_of(tmp_path / "tiny.toml", timed)
 
 
 def test_pruning_by_evaluations_of_which_there_are_none_is_refused(

@@ -181,7 +181,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _the_sweep_has_a_metric(self) -> Recipe:
         if self.sweep is not None:
-            self.sweep.check_metric(self.evaluate, self.task, self.data)
+            self.sweep.check_metric(self.evaluate, self.task, self.data, self.train)
         return self
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ class Progress:
         if (cut := kept_until(event)) is not None:
             self.step = max(cut, 0)
             self._values = {step: value for step, value in self._values.items() if step <= cut}
-        if event["type"] == "planned":
-            self._total = event["total_steps"]
+        if event["type"] in ("planned", "control"):  # a command, or a time, may move the end
+            self._total = event.get("total_steps") or self._total
         if event["type"] == self._kind and self._metric in event["metrics"]:
             self._values[event["step"]] = number(event["metrics"][self._metric])

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.task_spec import TaskSpec
+from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Count, Spec
 
 SweptValue: TypeAlias = bool | int | float | str | tuple[bool | int | float | str, ...]
@@ -112,8 +113,8 @@ class Sweep(Spec):
                 )
         return self
 
-    def check_metric(self, evaluate: Evaluate, task: TaskSpec, data: Data) -> None:
-        """Raise ValueError if the trials never compute the metric, or `prune` finds no evaluations on the way."""
+    def check_metric(self, evaluate: Evaluate, task: TaskSpec, data: Data, train: Train) -> None:
+        """Raise ValueError if the trials never compute the metric, or `prune` finds nothing to compare on the way."""
         known = ["train/loss", *evaluate.metric_names(task, data)]
         if self.metric is not None and self.metric not in known:
             near = ", ".join(get_close_matches(self.metric, known, n=5, cutoff=0.0))
@@ -123,4 +124,9 @@ class Sweep(Spec):
             raise ValueError(
                 f'sweep.prune = "{self.prune}" compares trials at evaluations on the way, and there are none: set'
                 " evaluate.every"
+            )
+        if self.prune is not None and not by_validation and train.is_timed:
+            raise ValueError(
+                f'sweep.prune = "{self.prune}" compares trials by train/loss at tenths of the steps, and how many these'
+                " are is unknown with train.until and train.duration: rank the trials by a validation set"
             )
