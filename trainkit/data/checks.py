@@ -204,7 +204,11 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
     if copies := cache.copies:
         subject = f"{copies:,} document{'s are exact copies' if copies > 1 else ' is an exact copy'}"
         was = "were" if copies > 1 else "was"
-        yield DataProblem("info", f"held-out: {subject} of training documents and {was} left out of the evaluation")
+        message = f"held-out: {subject} of training documents and {was} left out of the evaluation"
+        if not all(section.shard.measured for section in cache.validation["held-out"].sections):
+            message += "; an earlier version made this cache, so bits_per_byte uses an estimate of the bytes of the"
+            message += " others: trainkit cache-data RECIPE --rebuild counts them"
+        yield DataProblem("info", message)
     for name, stream in cache.validation.items():
         if not stream.complete:
             continue

@@ -72,7 +72,8 @@ def make_apart(cache: Path, group: Set, codec: LoadedTokenizer | None) -> None:
 
 def _path(cache: Path, group: Set) -> Path:
     names = [[source.names["train"], source.names["held-out"]] for source in group.sources]
-    return cache / "apart" / f"{of_value([_APART_FORMAT, names])}.json"
+    measured = [s.shard.measured for s in group.streams["held-out"].all.sections]
+    return cache / "apart" / f"{of_value([_APART_FORMAT, names, measured])}.json"
 
 
 def _hashes(stream: Stream, number: int) -> np.ndarray:
@@ -119,17 +120,22 @@ def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: Lo
     if labels is not None:
         per_token = not isinstance(section.shard, LabelArrayShard)
         labels = labels[: section.tokens][stays] if per_token else labels[: section.entries][keep]
-    parts = [tokens, np.cumsum(lengths[keep]).astype("<u4"), documents, marks, labels]
+    if arrays.sizes is None:  # the shard is of an earlier version
+        size, sizes = round(section.bytes * len(tokens) / max(1, section.tokens)), None
+    else:
+        sizes = arrays.sizes[: section.entries][keep]
+        size = section.bytes - int(arrays.sizes[: section.entries][~keep].sum(dtype=np.int64))
+    parts = [tokens, np.cumsum(lengths[keep]).astype("<u4"), documents, marks, labels, sizes]
     content = b"".join(part.tobytes() for part in parts if part is not None)
-    key = of_value([shards.FORMAT, _APART_FORMAT, section.shard.key, section.tokens, np.flatnonzero(~keep).tolist()])
+    name = [section.shard.key, section.tokens, np.flatnonzero(~keep).tolist(), section.shard.measured]
+    key = of_value([shards.FORMAT, _APART_FORMAT, *name])
     shard = replace(
         section.shard,
         key=key,
         tokens=len(tokens),
         documents=len(np.unique(documents[["file", "index"]])),
         entries=len(documents),
-        # the bytes of single documents are not known
-        bytes=round(section.bytes * len(tokens) / max(1, section.tokens)),
+        bytes=size,
         crc32=checksum(content),
         learned=len(tokens) if marks is None else int((marks & LEARNED != 0).sum()),
         unknown=0 if codec is None or codec.unknown is None else int((tokens == codec.unknown).sum()),

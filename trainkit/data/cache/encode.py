@@ -168,6 +168,7 @@ class _Part:
                 pieces=pieces,
                 last=last,
                 carried=self._texts[split].carried,
+                measured=True,
             )
         for shard in done.values():
             shards.commit(self._cache, shard)

@@ -148,9 +148,13 @@ class LiveSource:
         for split, shard in part.items():
             entries = int(np.searchsorted(places[split], last, side="right"))
             documents = len(np.unique(places[split][:entries]))
-            tokens = int(self._arrays(split, shard).ends[entries - 1]) if entries else 0
-            share = round(shard.bytes * tokens / max(1, shard.tokens))
-            yield split, Section(shard, self.number, unit, tokens, documents, entries, share)
+            arrays = self._arrays(split, shard)
+            tokens = int(arrays.ends[entries - 1]) if entries else 0
+            if arrays.sizes is None:
+                size = round(shard.bytes * tokens / max(1, shard.tokens))
+            else:
+                size = int(arrays.sizes[:entries].sum(dtype=np.int64))
+            yield split, Section(shard, self.number, unit, tokens, documents, entries, size)
 
     def _places(self, split: Split, shard: Shard) -> np.ndarray:
         """Return the place of each document in the unit, as rising numbers, (entries,)."""

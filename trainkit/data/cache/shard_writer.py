@@ -78,6 +78,8 @@ class ShardWriter:
         self._pieces: list[Piece] = []
         self._sources: list[SourceFile] = []
         self._documents: list[tuple[int, int, int, int]] = []
+        self._sizes: list[int] = []
+        self._size = 0
         self._marks: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
         self._kind = unit.labels
@@ -93,12 +95,14 @@ class ShardWriter:
         vocabulary."""
         self._check_ids(file, piece)
         if piece.first:
-            self._hash, self._label = hashlib.blake2b(digest_size=8), piece.label
+            self._hash, self._label, self._size = hashlib.blake2b(digest_size=8), piece.label, 0
             if piece.last and not (piece.text if piece.ids is None else len(piece.ids)):
                 self.empty += 1
                 return
         self._hash.update(piece.text.encode() if piece.ids is None else piece.ids.tobytes())
+        self._size += piece.bytes
         if piece.last:
+            self._sizes.append(self._size)
             number = int.from_bytes(self._hash.digest(), "little")
             place = self._numbers[file.path], piece.index
             if isinstance(self._label, int):
@@ -241,6 +245,7 @@ class ShardWriter:
             self._append(b"".join(mark.tobytes() for mark in self._marks))
         if self._kind is not None and self._kind.per != "record":
             self._append(b"".join(labels.astype(self._kind.stored).tobytes() for labels in self._labels))
+        self._append(np.array(self._sizes, "<u4").tobytes())
 
     def _append(self, data: bytes) -> None:
         self._file.write(data)

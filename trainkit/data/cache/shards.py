@@ -14,6 +14,7 @@ processes that make the same shard make the same file. Its arrays follow one ano
 |           |                            |          | each of these                                         |
 | labels    | int16, of a `LabelledShard`| token    | its label, -1 where it has none                                |
 | labels    | of a `LabelArrayShard`     | document | its label, where this is not the number of a class             |
+| sizes     | uint32, if `measured`      | document | bytes of its text in UTF-8 that are in this shard              |
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class Shard:
     """Whether the unit ends with this shard."""
     carried: int = 0
     """Characters of the last piece whose tokens are in the next shard, where the piece's text is continued."""
+    measured: bool = False
+    """Whether it has the bytes of each document. Shards from before this existed do not."""
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Shard:
@@ -120,7 +123,8 @@ class Shard:
         """Bytes of its file."""
         width = np.dtype(self.dtype).itemsize
         labels = math.prod(self.label_shape) * self.label_type.itemsize
-        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize) + labels
+        sizes = 4 * self.measured
+        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize + sizes) + labels
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -173,13 +177,15 @@ def shard_of(labels: Labels | None, **fields: Any) -> Shard:
 class Arrays:
     """The arrays of a shard, mapped into memory; see the table above.
 
-    `marks` is None where everything is learned, `labels` where there are none or `documents` has them."""
+    `marks` is None where everything is learned, `labels` where there are none or `documents` has them, `sizes` where
+    the shard is not `measured`."""
 
     tokens: np.ndarray
     ends: np.ndarray
     documents: np.ndarray
     marks: np.ndarray | None
     labels: np.ndarray | None = None
+    sizes: np.ndarray | None = None
 
     def label_at(self, token: int) -> Any:
         """Return the label of the document that a token is of."""
@@ -279,15 +285,22 @@ def open_arrays(cache: Path, shard: Shard) -> Arrays:
         (DOCUMENT, (shard.entries,)),
         (np.dtype("u1"), (shard.tokens if shard.marked else 0,)),
         (shard.label_type, shard.label_shape),
+        (np.dtype("<u4"), (shard.entries if shard.measured else 0,)),
     ]
     if not shard.size:
-        tokens, ends, documents, _, _ = (np.empty(0, kind) for kind, _ in types)
+        tokens, ends, documents, *_ = (np.empty(0, kind) for kind, _ in types)
         return Arrays(tokens, ends, documents, None)
     whole = map_file(path_of(cache, shard.key), shard.size)
     arrays, start = [], 0
     for kind, shape in types:
         arrays.append(np.ndarray(shape, kind, buffer=whole, offset=start))
         start += math.prod(shape) * kind.itemsize
-    tokens, ends, documents, marks, labels = arrays
-    has_labels = isinstance(shard, LabelledShard)
-    return Arrays(tokens, ends, documents, marks if shard.marked else None, labels if has_labels else None)
+    tokens, ends, documents, marks, labels, sizes = arrays
+    return Arrays(
+        tokens,
+        ends,
+        documents,
+        marks if shard.marked else None,
+        labels if isinstance(shard, LabelledShard) else None,
+        sizes if shard.measured else None,
+    )
