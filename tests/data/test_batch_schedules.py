@@ -16,14 +16,13 @@ from sample_recipe import changed, write
 from trainkit.cli.plan_table import lines
 from trainkit.cli.schedule_plot import draw_schedules
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.batches.mixture import stages_of
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.schedules import Schedules
-from trainkit.recipe.sections.stages import STAIRS, Stages
+from trainkit.recipe.sections.stages import STAIRS, Stages, mixture_stages
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import check_lengths, load
 from trainkit.recipe.toml.values import differences
@@ -105,7 +104,7 @@ def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Re
     recipe, cache = mixed
     changing = scheduled(recipe, mixture={"a": [[100, 1.0], [300, 0.0]]})
     plain, data = TrainSet(cache, recipe), TrainSet(cache, changing)
-    assert stages_of(recipe.data.train) == {0: [1.0, 1.0]}
+    assert mixture_stages(recipe.data.train) == {0: [1.0, 1.0]}
     np.testing.assert_array_equal(tokens(data, 100), tokens(plain, 100))
 
     def seen(first: int, last: int) -> np.ndarray:
@@ -125,17 +124,26 @@ def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Re
     assert plain.schedule_values(200) == {}
 
 
-def test_a_mixture_of_nothing_is_refused_where_it_is_scheduled(mixed: tuple[Recipe, caches.Cache]) -> None:
-    recipe, cache = mixed
-    nothing = scheduled(recipe, mixture={name: [[0, 1.0], [10, 0.0]] for name in "ab"})
-    with pytest.raises(TrainkitError, match="from step 10 on every source has the weight 0") as refused:
-        TrainSet(cache, nothing)
-    assert refused.value.where == "schedules.mixture"
+@pytest.mark.parametrize(
+    ("weight", "table", "where"),
+    [
+        ("1.0", "mixture = { a = [[0, 1.0], [10, 0.0]] }", "schedules.mixture.a"),
+        ("[[0, 1.0], [10, 0.0]]", "", "data.train.0.weight"),
+    ],
+)
+def test_a_mixture_of_nothing_is_refused_by_check_where_it_is_scheduled(
+    tmp_path: Path, weight: str, table: str, where: str
+) -> None:
+    source = ("[[data.train]]", f'[[data.train]]\nname = "a"\nweight = {weight}')
+    path = write(tmp_path, changed(source, ("[optimizer]", f"[schedules]\n{table}\n[optimizer]")))
+    said = rf"{path.name}:\d+: {where}: from step 10 on every source has the weight 0"
+    with pytest.raises(TrainkitError, match=said):
+        load(path)
 
 
 def test_a_line_is_a_staircase_of_few_steps(tmp_path: Path) -> None:
     recipe = room.recipe(tmp_path, {"path": "a", "name": "a", "weight": 2.0}, {"path": "b", "name": "b", "weight": 1.0})
-    stages = stages_of(recipe.data.train, {"a": ((0, 1.0), (10_000, 0.5))})
+    stages = mixture_stages(recipe.data.train, {"a": ((0, 1.0), (10_000, 0.5))})
     assert len(stages) == STAIRS + 1
     assert all(before[0] > after[0] for before, after in pairwise(stages.values()))
     assert stages[5000][0] == pytest.approx(1.5, abs=0.01) and stages[10_000] == [1.0, 1.0]

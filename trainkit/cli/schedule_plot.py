@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from trainkit.dashboard.charts import ticks
 from trainkit.dashboard.charts.columns import braille_cells
-from trainkit.data.batches.mixture import stages_of
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec
+from trainkit.recipe.sections.stages import mixture_stages
 
 if TYPE_CHECKING:
     from trainkit.recipe import Recipe
@@ -55,7 +55,7 @@ def _rates(schedule: ScheduleSpec, peak: float, steps: int) -> Values:
 def _mixture(recipe: Recipe) -> list[tuple[str, Values]]:
     """Return the share of each source in a mixture that changes, with its title."""
     sources = recipe.data.train
-    stages = stages_of(sources, (recipe.schedules and recipe.schedules.mixture) or {})
+    stages = mixture_stages(sources, (recipe.schedules and recipe.schedules.mixture) or {})
     if len(stages) < 2:
         return []
     begins = np.array(list(stages))

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from trainkit import files
-from trainkit.data.batches.mixture import stages_of
 from trainkit.data.batches.order import MIXTURE_BLOCK
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.build import Cache, begin, build, may_start_early
@@ -30,6 +29,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat, Prompt
 from trainkit.recipe.sections.source import HuggingFace, RowSource, Source, Tokens
+from trainkit.recipe.sections.stages import mixture_stages
 
 NAME = "data.json"
 #: Files that an error names.
@@ -208,7 +208,7 @@ def _changes_since_2(cache: Cache, recipe: Recipe) -> Iterator[str]:
         if change := _other_reading(cache, number, source):
             yield f"data.train.{number}: {change}"
     if any(source.weight is not None for source in recipe.data.train):
-        for begin, weights in stages_of(recipe.data.train).items():
+        for begin, weights in mixture_stages(recipe.data.train).items():
             if _was_rounded(weights):
                 yield f"the weights of data.train from step {begin} on were rounded to {MIXTURE_BLOCK}ths"
 

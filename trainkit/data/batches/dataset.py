@@ -12,8 +12,7 @@ import numpy as np
 from trainkit.data.batches.chunks import cut
 from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded_batch, read_rows
 from trainkit.data.batches.layout import Batch, Layout
-from trainkit.data.batches.mixture import mixture_of, stages_of
-from trainkit.data.batches.order import Buckets, ExampleOrder
+from trainkit.data.batches.order import Buckets, ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
 from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.build import Cache
@@ -23,6 +22,7 @@ from trainkit.plan import DataSize
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Window, is_padded
 from trainkit.recipe.sections.source import Source
+from trainkit.recipe.sections.stages import mixture_stages
 
 #: The distance between the random keys of two sources, which both number their examples from 0, so that draws for
 #: examples of the same number, such as masked tokens, are independent. (2 ** 32 over the golden ratio.)
@@ -47,7 +47,6 @@ class TrainSet:
     """
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
-        """Raises TrainkitError if at some step no source has a weight above 0."""
         self._data, self._seed, self._reference = recipe.data, recipe.run.seed, recipe.task.reference
         self._batch_size, self._sizes, self._step_lengths = (
             recipe.train.batch_size, recipe.batch_sizes, recipe.step_lengths,
@@ -61,9 +60,9 @@ class TrainSet:
             for number, (stream, source) in enumerate(zip(self._streams, sources, strict=True))
         ]
         factors = (recipe.schedules and recipe.schedules.mixture) or {}
-        self._stages = stages_of(recipe.data.train, factors)
-        where = "schedules.mixture" if factors else "data.train"
-        self._mixture = mixture_of(self._stages, self._sizes, self._seed, where=where) if weighted else None
+        self._stages = mixture_stages(recipe.data.train, factors)
+        stages = [(self._sizes.before(begin), weights) for begin, weights in self._stages.items()]
+        self._mixture = Mixture(stages, seed=self._seed) if weighted else None
         self._scheduled = recipe.schedules
         spec = recipe.data.encoding
         self._buckets: Buckets | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens, document_of
+from trainkit.recipe.sections.stages import check_mixture, mixture_stages
 from trainkit.recipe.spec import Count, MissingKey, Spec
 from trainkit.recipe.union import OneOf
 
@@ -115,6 +116,8 @@ class Data(Spec):
     def _weights_are_given_to_all_or_none(self) -> Data:
         if len({source.weight is None for source in self.train}) == 2:
             raise ValueError("either every [[data.train]] has a weight or none has")
+        if self.train[0].weight is not None:
+            check_mixture(mixture_stages(self.train), key="data.train.0.weight")
         return self
 
     @model_validator(mode="after")

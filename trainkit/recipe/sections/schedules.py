@@ -9,7 +9,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.data import Concatenate, Data, Pad
 from trainkit.recipe.sections.schedule_spec import Schedule
-from trainkit.recipe.sections.stages import Points, StageList, check_stages
+from trainkit.recipe.sections.stages import Points, StageList, check_mixture, check_stages, mixture_stages
 from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Spec, type_of
 
@@ -109,6 +109,8 @@ class Schedules(Spec):
             steps = [step for step, _ in points]
             if any(after <= before for before, after in pairwise(steps)):
                 raise ValueError(f"schedules.mixture.{name} must list its steps in rising order, found {steps}")
+        if self.mixture:
+            check_mixture(mixture_stages(data.train, self.mixture), key=f"schedules.mixture.{next(iter(self.mixture))}")
 
 
 def _check_scaled(name: str, schedule: Schedule, values: Mapping[str, float]) -> None:

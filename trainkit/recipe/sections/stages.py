@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainkit.recipe.sections.source import SourceSpec
 from trainkit.recipe.spec import Count, NotNegative
 
 Step = Annotated[int, Field(ge=0)]
@@ -81,3 +82,33 @@ def stairs(mixture: Mapping[str, Sequence[tuple[int, float]]]) -> dict[int, dict
             found[first] = {name: factor_at(points, middle) for name, points in mixture.items()}
     found[steps[-1]] = {name: factor_at(points, steps[-1]) for name, points in mixture.items()}
     return found
+
+
+def mixture_stages(
+    sources: Sequence[SourceSpec], factors: Mapping[str, Sequence[tuple[int, float]]] = {}
+) -> dict[int, list[float]]:
+    """Return the weight of each source in each stage of the mixture, by the step with which the stage begins.
+
+    Args:
+        factors: of the weights of some sources, as points of lines: see `[schedules] mixture`.
+    """
+    begins = {step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0}
+    scaled = stairs(factors) if factors else {}
+    stages = {}
+    for begin in sorted(begins | scaled.keys()):
+        now = next((found for first, found in reversed(scaled.items()) if first <= begin), {})
+        stages[begin] = [_weight_at(source, begin) * now.get(source.name or "", 1.0) for source in sources]
+    return stages
+
+
+def _weight_at(source: SourceSpec, step: int) -> float:
+    if not isinstance(source.weight, tuple):
+        return source.weight or 0.0
+    return next(weight for begin, weight in reversed(source.weight) if begin <= step)
+
+
+def check_mixture(stages: Mapping[int, Sequence[float]], *, key: str) -> None:
+    """Raise ValueError, with the key that says so, if in some stage of a mixture no source has a weight above 0."""
+    for begin, weights in stages.items():
+        if not any(weights):
+            raise ValueError(f"{key}: from step {begin} on every source has the weight 0; one must have more")
