@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from trainkit.dashboard.charts.heatmap import HeatMap, scale_values
 from trainkit.dashboard.pages.layers import OUTSIDE, LayersPage, grid_of, parts_of
 from trainkit.events.layers import MOST, LayerHistory
 from trainkit.events.reducer import view_of
+from trainkit.rundir.follow import Replay
 
 LAYERS, EVERY, STEPS = 4, 10, 300
 
@@ -72,6 +74,25 @@ def test_the_map_shows_every_statistic_and_the_value_under_the_cursor(
         assert app.query_one(LayersPage).copy_text().splitlines()[1] == "10\t1\t70"
 
     drive(write(tmp_path / "run"), steps, size=size, key="2")
+
+
+def test_in_a_replay_whose_arrows_seek_other_keys_move_the_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, LayersPage)
+    run = write(tmp_path / "run")
+    (replay := Replay(run)).playing = False
+    replay.seek(STEPS)
+
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        await pilot.press("left_square_bracket")
+        assert f"step {STEPS - EVERY} ·" in frame(app) and app.view.step == STEPS
+        await pilot.press("right_square_bracket")
+        assert f"step {STEPS} ·" in frame(app)
+        await pilot.press("question_mark")
+        assert re.search(r"\[ +earlier step", frame(app)) and re.search(r"← h +back by", frame(app))
+
+    drive(run, steps, size=(130, 60), key="2", replay=replay)
 
 
 def test_rows_that_do_not_fit_scroll_with_the_cursor_and_stay_under_the_mouse(

@@ -86,7 +86,7 @@ class MetricsPage(Page):
         *(
             Binding(keys, f"move('{way}')", f"{way}", show=False)
             for way, keys in {
-                "left": "left,h", "right": "right,l,v", "up": "up,k", "down": "down,j", "page up": "pageup",
+                "left": "left,h,V", "right": "right,l,v", "up": "up,k", "down": "down,j", "page up": "pageup",
                 "page down": "pagedown", "first": "home", "last": "end",
             }.items()
         ),
