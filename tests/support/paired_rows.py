@@ -91,8 +91,14 @@ def _repeated(word: str, chance: random.Random) -> str:
     return " ".join([word] * chance.randrange(1, 6))
 
 
+def with_baselines(task: Task, model: Any, batch: dict[str, jax.Array]) -> dict[str, Any]:
+    """Return a batch with what the task measures of all of it before it computes a loss."""
+    return {**batch, **eqx.filter_jit(task.measure_baselines)(model, batch)}
+
+
 def mean_and_gradient(task: Task, model: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
     """Return the mean loss of a batch, its metrics and the gradient of the mean."""
+    batch = with_baselines(task, model, batch)
 
     def mean(model):
         found = task.loss(model, batch)
@@ -107,9 +113,10 @@ def sums(task: Task, model: Any, batch: dict[str, jax.Array], *, devices: int = 
     on = mesh.make_mesh(data=devices, fsdp=1)
     with jax.set_mesh(on):
         lying = {name: jax.device_put(array[None], mesh.batch_sharding(on)) for name, array in batch.items()}
+        rows = with_baselines(task, model, {name: array[0] for name, array in lying.items()})
 
         def total(model):
-            found = task.loss(model, {name: array[0] for name, array in lying.items()})
+            found = task.loss(model, rows)
             return found.sum, found
 
         (_, found), gradient = eqx.filter_jit(eqx.filter_value_and_grad(total, has_aux=True))(model)

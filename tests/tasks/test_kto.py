@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +18,20 @@ from reference import Reference
 from test_preference_losses import batch_of, fresh, pairs
 from trainer import evaluations, losses, run_of
 
+from trainkit.evaluation.evaluator import Evaluator
+from trainkit.events.log import EventLog
+from trainkit.parallel.mesh import make_mesh
+from trainkit.plan.stages import flops_per_token_of
+from trainkit.recipe import Recipe
 from trainkit.recipe.sections.preference_tasks import Kto
 from trainkit.tasks import build
 from trainkit.tasks.statistics import values_of
+from trainkit.train.gradients import BatchGradient
+from trainkit.train.state import State, initial_live
 
 #: Of the largest number there.
 EXACT = 1e-5
+JUDGED = {"document": {"type": "judged", "answer": " {completion}"}}
 KEYS = {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.7}
 LABELS = [True, False, False, True, False, True]
 
@@ -65,6 +75,88 @@ def test_rows_of_padding_and_eight_devices_change_nothing() -> None:
     for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
     assert whole[0].weight == len(LABELS)
+
+
+class Judgements(NamedTuple):
+    """A validation set of one batch after the other."""
+
+    whole: dict[str, jax.Array]
+    rows: int
+    targets: int = 0
+    bytes: int = 0
+
+    def ready(self, seconds: float) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(LABELS) // self.rows
+
+    def batch(self, index: int) -> dict[str, np.ndarray]:
+        part = slice(index * self.rows, (index + 1) * self.rows)
+        return {name: np.asarray(array[part]) for name, array in self.whole.items()}
+
+
+def state_of(model) -> State:
+    params, frozen = eqx.partition(model, eqx.is_inexact_array)
+    return State(params, frozen, (), jnp.int32(3), jax.random.key(0), initial_live())
+
+
+def above_the_reference() -> dict[str, jax.Array]:
+    """Judged answers whose baselines are above 0 and differ from answer to answer."""
+    chance = np.random.default_rng(4).normal(-60, 9, (len(LABELS), 2))
+    return judged(reference=chance.astype(np.float32))[1]
+
+
+def test_accumulated_equals_full_batch() -> None:
+    state, batch = state_of(fresh()), above_the_reference()
+    gradient = BatchGradient(task=build(Kto(type="kto", **KEYS)), compute=jnp.dtype(jnp.float32), shardings=None)
+
+    def sums_in(parts: int):
+        split = {name: array.reshape(parts, -1, *array.shape[1:]) for name, array in batch.items()}
+        return jax.device_get(jax.jit(gradient.sums)(state, state.params, split)[:2])
+
+    full = sums_in(1)
+    assert values_of(full[1].metrics)["kl"] > 1
+    for one, two in zip(jax.tree.leaves(full), jax.tree.leaves(sums_in(3)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_an_evaluation_is_the_same_in_batches_of_any_size(tmp_path: Path) -> None:
+    found = []
+    for rows in (6, 2):
+        log = EventLog(tmp_path, attempt=1)
+        evaluate = Evaluator(
+            {"one": Judgements(above_the_reference(), rows)},
+            batch_size=rows,
+            task=build(Kto(type="kto", **KEYS)),
+            compute=np.dtype(np.float32),
+            mesh=make_mesh(data=1, fsdp=1),
+            log=log,
+            interrupted=lambda: False,
+        )
+        found.append(evaluate(state_of(fresh()), 3)["one"])
+        log.close()
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and found[0]["validation/one/kl"] > 1
+
+
+def test_the_other_answer_counts_as_a_forward_pass_only() -> None:
+    def flops(**changes) -> int:
+        recipe = {
+            "schema": 1,
+            "model": {"layers": 2, "hidden": 32, "heads": 4},
+            "tokenizer": {"train": {"vocab_size": 300}},
+            "task": {"type": "kto"},
+            "data": {"sequence_length": 64, "encoding": {"type": "pad"}, "train": ({"path": "rows.jsonl", **JUDGED},)},
+            "train": {"steps": 10, "batch_size": 8},
+            "optimizer": {"learning_rate": 1e-3},
+        }
+        return flops_per_token_of(Recipe.model_validate(recipe | changes), 300, 64)
+
+    matrices, attention = 2 * (4 * 32 * 32 + 2 * 32 * 128) + 300 * 32, 2 * 2 * 2 * 32 * 65 // 2
+    assert flops() == (6 + 2) * matrices // 2 + (3 + 1) * attention // 2
+    adapter = 2 * 4 * (32 + 32)  # of one matrix in each of two layers
+    lora = {"type": "lora", "rank": 4, "targets": ("attention.output",)}
+    assert flops(adapter=lora) == (4 + 2) * matrices // 2 + (6 + 2) * adapter // 2 + (3 + 1) * attention // 2
 
 
 def test_beside_an_adapter_a_run_begins_at_the_reference_and_learns_which_answers_are_good(tmp_path: Path) -> None:

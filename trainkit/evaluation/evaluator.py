@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 from zlib import crc32
@@ -101,13 +101,22 @@ class Evaluator:
         kept = results is not None or (texts is not None and texts.reads_predictions)
         self._interrupted = interrupted
 
+        def model_of(state: State) -> Any:
+            return eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
+
+        def add_baselines(
+            sums: PyTree, lost: PyTree, state: State, batch: Mapping[str, Array]
+        ) -> tuple[PyTree, PyTree]:
+            rows = {name: array[0] for name, array in batch.items()}
+            return add_compensated(sums, lost, dict(task.measure_baselines(model_of(state), rows)))
+
         def add(
-            sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], number: Array
+            sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], baselines: PyTree, number: Array
         ) -> tuple[Sums, Sums, Mapping[str, Array], Mapping[str, Mapping[str, Array]]]:
             # depends on the set alone, so that the same is drawn at every step, after a resume and on any devices
             key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), number)
-            model = eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
-            loss, predictions = task.predict(model, {name: array[0] for name, array in batch.items()}, key=key)
+            rows = {name: array[0] for name, array in batch.items()} | baselines
+            loss, predictions = task.predict(model_of(state), rows, key=key)
             found = Sums(loss, {label: metric.statistics(predictions) for label, metric in metrics.items()})
             needed = {
                 label: {**metric.needed_arrays(predictions), "weights": predictions["weights"]}
@@ -118,6 +127,7 @@ class Evaluator:
 
         # the initial sums have this sharding too; otherwise it would be compiled twice
         self._add = jax.jit(add, out_shardings=self._whole)
+        self._add_baselines = jax.jit(add_baselines, out_shardings=self._whole)
         self._rows, self._parts = batch_size, 1
 
     def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> dict[str, dict[str, float]]:
@@ -191,23 +201,19 @@ class Evaluator:
             zero = Sums(no_loss(self._task), {label: metric.zero for label, metric in self._metrics.items()})
             sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
             predictions, items = PredictionTable(), GatheredItems()
-            for index in range(len(data)):
-                batch = agreement.make_together(partial(data.batch, index))
-                for part in range(self._parts):
-                    rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
-                    arrays = whole_to_device(rows, sharding=self._sharding)
-                    with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
-                        sums, lost, predicted, needed = self._add(sums, lost, state, arrays, number)
-                    size = self._rows // self._parts
-                    places: Sequence[Sequence[SourceSpan]] = ()
-                    if predicted or any("begins" in each for each in needed.values()):
-                        places = data.places(index)[part * size : (part + 1) * size]
-                    if needed:
-                        items.add(needed, size, places)
-                    if predicted:
-                        predictions.add(places, size, predicted, rows.get("tokens"))
-                if self._interrupted():
-                    break
+            baselines = self._baselines(state, data)
+            for index, part, rows in self._parts_of(data):
+                arrays = whole_to_device(rows, sharding=self._sharding)
+                with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
+                    sums, lost, predicted, needed = self._add(sums, lost, state, arrays, baselines, number)
+                size = self._rows // self._parts
+                places: Sequence[Sequence[SourceSpan]] = ()
+                if predicted or any("begins" in each for each in needed.values()):
+                    places = data.places(index)[part * size : (part + 1) * size]
+                if needed:
+                    items.add(needed, size, places)
+                if predicted:
+                    predictions.add(places, size, predicted, rows.get("tokens"))
             found, error_of_rounding = jax.device_get((sums, lost))
         except jax.errors.JaxRuntimeError as error:
             if not can_recover_from(error):
@@ -215,6 +221,28 @@ class Evaluator:
             return None
         exact: Sums = jax.tree.map(_without_error, found, error_of_rounding)
         return exact, predictions, items
+
+    def _baselines(self, state: State, data: EvaluationSet) -> PyTree:
+        """Return what the task measures of the whole set before it computes a loss; empty for most tasks."""
+        zero = dict(self._task.baselines)
+        if not zero:
+            return zero
+        sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
+        for _, _, rows in self._parts_of(data):
+            arrays = whole_to_device(rows, sharding=self._sharding)
+            with jax.set_mesh(self._mesh):
+                sums, lost = self._add_baselines(sums, lost, state, arrays)
+        return sums
+
+    def _parts_of(self, data: EvaluationSet) -> Iterator[tuple[int, int, HostBatch]]:
+        """Yield the parts of all batches of a set, with the numbers of the batch and of the part in it. Stop after the
+        batch during which the run is to end."""
+        for index in range(len(data)):
+            batch = agreement.make_together(partial(data.batch, index))
+            for part in range(self._parts):
+                yield index, part, {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
+            if self._interrupted():
+                return
 
     def _split(self, step: int) -> None:
         """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much, or where the

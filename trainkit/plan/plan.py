@@ -148,7 +148,8 @@ def make_plan(
     6 for every parameter in a matrix product (Kaplan et al. 2020, section 2.1), plus 3 times the forward attention,
     which is counted as causal: a token at position t is charged for the t + 1 positions it may see, (T + 1) / 2 on
     average, though a kernel may compute and mask all T. Recomputed activations are not counted. Beside an
-    adapter it is 4 for every parameter of the base, which has no gradient.
+    adapter it is 4 for every parameter of the base, which has no gradient. Tokens outside the task's `learned_share`
+    have a forward pass only.
 
     Raises:
         TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or its steps

@@ -43,9 +43,13 @@ def stages_of(recipe: Recipe, steps: int, flops_of_token: Callable[[int], int]) 
 
 def flops_per_token_of(recipe: Recipe, vocab_size: int, length: int) -> int:
     """Return the FLOPs of a token in sequences of this length: see `plan.make_plan`."""
-    attention = 3 * recipe.model.attention_flops_per_token(sequence_length=length)
-    once = 6 * recipe.model.matmul_parameters_once() // length
-    return _matmul_flops_per_token(recipe, vocab_size=vocab_size) + attention + once
+    adapter = adapter_parameters(recipe.adapter, recipe.model) if recipe.adapter else 0
+    base, once = recipe.model.matmul_parameters(vocab_size=vocab_size), 2 * recipe.model.matmul_parameters_once()
+    attention = recipe.model.attention_flops_per_token(sequence_length=length)
+    forward = length * (2 * (base + adapter) + attention) + once
+    # the gradient of what enters a product, and that of its weights if they are trained
+    backward = length * ((2 if adapter else 4) * base + 4 * adapter + 2 * attention) + 2 * once
+    return (forward + round(recipe.task.learned_share * backward)) // length
 
 
 def flops_of_stages(stages: Sequence[Stage], *, steps: int, tokens: int) -> int:
@@ -54,8 +58,3 @@ def flops_of_stages(stages: Sequence[Stage], *, steps: int, tokens: int) -> int:
     rows = [(end - stage.begin) * stage.batch_size for stage, end in zip(stages, ends, strict=True)]
     flops = sum(count * stage.flops_per_token for count, stage in zip(rows, stages, strict=True))
     return round(flops / sum(rows) * tokens)
-
-
-def _matmul_flops_per_token(recipe: Recipe, *, vocab_size: int) -> int:
-    base = recipe.model.matmul_parameters(vocab_size=vocab_size)
-    return 4 * base + 6 * adapter_parameters(recipe.adapter, recipe.model) if recipe.adapter else 6 * base

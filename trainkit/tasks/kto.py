@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -20,6 +19,9 @@ from trainkit.recipe.sections.preference_tasks import Kto
 from trainkit.tasks.preference import answer_log_likelihoods, likelihoods
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task
+
+#: What a batch has of each of the two sequences.
+PARTS = ("tokens", "targets", "weights", "filled")
 
 
 @dataclass(frozen=True)
@@ -36,22 +38,24 @@ class KtoTask(Task):
         "desirable_log_likelihood": Ratio.zero(),
         "undesirable_log_likelihood": Ratio.zero(),
     }
+    baselines: ClassVar[Mapping[str, Statistic]] = {"above_reference": Ratio.zero()}
+
+    def measure_baselines(self, model: LanguageModel, batch: Mapping[str, Array]) -> dict[str, Ratio]:
+        """Return how much likelier than the reference the model finds the other answers, on average."""
+        other_B, _ = answer_log_likelihoods(model, *(batch[name][:, 1] for name in PARTS))
+        counted_B = _counted(batch)
+        return {"above_reference": Ratio(((other_B - batch["reference"][:, 1]) * counted_B).sum(), counted_B.sum())}
 
     def loss(self, model: LanguageModel, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
         """See `Task.loss`; nothing is drawn, and the weight is the number of answers.
 
         The batch has `tokens`, `targets` and `weights`, (B, 2, T), `filled`, (B, 2), `labels`, (B,), and `reference`,
-        (B, 2). The baseline is that of the answers in `batch`, on all devices; it has no gradient.
+        (B, 2).
         """
-        names = ("tokens", "targets", "weights", "filled")
-        own_B, penalty = answer_log_likelihoods(model, *(batch[name][:, 0] for name in names))
-        params, rest = eqx.partition(model, eqx.is_array)
-        still = eqx.combine(jax.lax.stop_gradient(params), rest)
-        other_B, _ = answer_log_likelihoods(still, *(batch[name][:, 1] for name in names))
-        counted_B = (batch["filled"][:, 0] > 0).astype(jnp.float32)
-        answers = counted_B.sum()
-        apart = ((other_B - batch["reference"][:, 1]) * counted_B).sum() / jnp.maximum(answers, 1)
-        kl, good_B = jnp.maximum(jax.lax.stop_gradient(apart), 0), batch["labels"] == 1
+        own_B, penalty = answer_log_likelihoods(model, *(batch[name][:, 0] for name in PARTS))
+        counted_B = _counted(batch)
+        answers, above = counted_B.sum(), cast(Ratio, batch["above_reference"])
+        kl, good_B = jnp.maximum(above.sum / jnp.maximum(above.weight, 1), 0), batch["labels"] == 1
         ratios_B = own_B - batch["reference"][:, 0]
         losses_B = self.losses(ratios_B, kl, good_B)
         measured = self._measure(*jax.lax.stop_gradient((own_B, ratios_B)), kl, good_B, counted_B)
@@ -85,6 +89,11 @@ class KtoTask(Task):
             "desirable_log_likelihood": mean(own_B, good_B),
             "undesirable_log_likelihood": mean(own_B, ~good_B),
         }
+
+
+def _counted(batch: Mapping[str, Array]) -> Float[Array, " B"]:
+    """Return 1 for each answer, 0 for a row of padding."""
+    return (batch["filled"][:, 0] > 0).astype(jnp.float32)
 
 
 def build(spec: Kto, tokenizer: LoadedTokenizer | None) -> KtoTask:

@@ -31,14 +31,25 @@ class Task(ABC):
     metrics: ClassVar[Mapping[str, Statistic]] = {}
     """The statistics that `loss` returns, all zero. Those with a value are logged at each step as
     `train/NAME`."""
+    baselines: ClassVar[Mapping[str, Statistic]] = {}
+    """The statistics that `measure_baselines` returns, all zero; empty if the loss of an example depends on no other
+    example."""
 
     @abstractmethod
     def loss(self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> Loss:
         """Return the sums of losses and weights of a batch, whose arrays `trainkit.data.batches.layout` describes.
 
         `key` differs between all micro-batches and steps, and is always the same for a validation set. So random
-        numbers for a row must come from `row_keys`.
+        numbers for a row must come from `row_keys`. The batch also has the `baselines`, by their names.
         """
+
+    def measure_baselines(self, model: Any, batch: Mapping[str, Array]) -> Mapping[str, Statistic]:
+        """Return what the loss of each example needs to know about all of them, such as a mean, without a gradient.
+
+        A step adds these up over its whole batch before it computes any loss, and an evaluation over its set. So the
+        loss depends neither on the size of the micro-batch nor on that of an evaluation's batch.
+        """
+        return {}
 
     def predict(self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> tuple[Loss, Mapping[str, Array]]:
         """Return the result of `loss`, and the predictions by name: those that the spec's `predictions` lists.

@@ -54,13 +54,15 @@ class BatchGradient:
         key = key_of(state, LOSS)
         if has_dropout(state.params):
             batch = {**batch, ROWS: jnp.arange(accumulation * rows).reshape(accumulation, rows)}
+        baselines = self._baselines(state, params, batch)
         if accumulation == 1:
-            return *self._of_micro_batch(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key), None
+            whole = {**jax.tree.map(lambda x: x[0], dict(batch)), **baselines}
+            return *self._of_micro_batch(state, params, whole, key), None
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
         # one key for all micro-batches: a task draws by example, so that the split of the batch does not matter
         def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, MicroBatch | None]:
-            grads, loss = self._of_micro_batch(state, params, micro_batch, key)
+            grads, loss = self._of_micro_batch(state, params, {**micro_batch, **baselines}, key)
             kept = None
             if self.keeps_micro_batches:
                 kept = MicroBatch(jnp.square(optax.tree.norm(grads)), jnp.asarray(loss.weight))
@@ -81,22 +83,35 @@ class BatchGradient:
         Raises:
             TrainkitError: the layers of the model report nothing.
         """
-        model = self._model(state, cast(state.params, jnp.float32))
+        first: dict[str, Any] = jax.tree.map(lambda x: x[0], dict(batch))
+        model = self._model(state, state.params, first)
         with collect_reports() as found:
-            self.task.loss(model, jax.tree.map(lambda x: x[0], dict(batch)), key=key_of(state, LOSS))
+            self.task.loss(model, first | dict(self.task.baselines), key=key_of(state, LOSS))
         if not found:
             raise TrainkitError("the layers of this model report nothing", where="statistics.compute", hint=NO_REPORTS)
         return found
 
-    def _model(self, state: State, masters: PyTree) -> Any:
-        return eqx.combine(cast(state.frozen, self.compute), in_compute_dtype(masters, self.compute))
+    def _baselines(self, state: State, params: PyTree, batch: Batch) -> dict[str, Any]:
+        """Return what the task measures of the whole batch before it computes a loss; empty for most tasks."""
+        if not self.task.baselines:
+            return {}
+
+        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
+            found = self.task.measure_baselines(self._model(state, params, micro_batch), micro_batch)
+            return jax.tree.map(jnp.add, sums, dict(found)), None
+
+        sums, _ = jax.lax.scan(add, dict(self.task.baselines), dict(batch))
+        return jax.lax.stop_gradient(sums)
+
+    def _model(self, state: State, params: PyTree, batch: Batch) -> Any:
+        """Return the model in the compute dtype, with dropout if the batch has the numbers of its rows."""
+        masters = in_compute_dtype(cast(params, jnp.float32), self.compute)
+        model = eqx.combine(cast(state.frozen, self.compute), masters)
+        return with_keys(model, key_of(state, DROPOUT), batch[ROWS]) if ROWS in batch else model
 
     def _of_micro_batch(self, state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
         def scaled_loss(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
-            model = self._model(state, masters)
-            if ROWS in batch:
-                model = with_keys(model, key_of(state, DROPOUT), batch[ROWS])
-            loss = self.task.loss(model, batch, key=key)
+            loss = self.task.loss(self._model(state, masters, batch), batch, key=key)
             # scaled by the mean loss, so that float16 sees the same numbers for any size of the micro-batch
             scale = state.loss_scale.value / jnp.maximum(loss.weight, 1) if state.loss_scale else jnp.float32(1)
             return loss.sum * scale, (loss, scale)

@@ -116,6 +116,10 @@ class Data(Spec):
     def _weights_are_given_to_all_or_none(self) -> Data:
         if len({source.weight is None for source in self.train}) == 2:
             raise ValueError("either every [[data.train]] has a weight or none has")
+        return self
+
+    @model_validator(mode="after")
+    def _a_source_always_has_a_weight(self) -> Data:
         if self.train[0].weight is not None:
             check_mixture(mixture_stages(self.train), key="data.train.0.weight")
         return self

@@ -117,7 +117,8 @@ class Kto(TaskSpec):
     et al. 2024).
 
     An answer's reward, its log-likelihood less that of the frozen reference, is compared with a baseline: the mean of
-    the same difference for answers to other prompts in the micro-batch, on all devices, or 0 where that is negative."""
+    the same difference for answers to other prompts in the batch of the step, or in the whole set of an evaluation, or
+    0 where that is negative."""
 
     type: Literal["kto"]
     beta: Positive = 0.1
@@ -131,6 +132,7 @@ class Kto(TaskSpec):
     implementation: ClassVar[str] = "trainkit.tasks.kto"
     documents: ClassVar[frozenset[str]] = frozenset({"judged", "judged-chat"})
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
+    learned_share: ClassVar[float] = 0.5  # the other answer is for the baseline only
     reports: ClassVar[frozenset[str]] = frozenset(
         {
             "loss",

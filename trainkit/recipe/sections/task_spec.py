@@ -35,6 +35,8 @@ class TaskSpec(Spec):
     `[evaluate.generate]`."""
     least_rows: ClassVar[int] = 1
     """How many examples a micro-batch must have over all devices, where the task compares them with each other."""
+    learned_share: ClassVar[float] = 1.0
+    """The share of a batch's tokens that have a backward pass; the others have a forward pass only."""
     masks: ClassVar[bool] = False
     """Whether it needs a tokenizer with a mask token."""
     predictions: ClassVar[frozenset[str]] = frozenset()
