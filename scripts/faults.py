@@ -97,6 +97,8 @@ def try_kind(name: str, kind: Kind, workplace: Workplace, times: int, chance: ra
     started = time.monotonic()
     for outcome in kind.attempt(workplace, times, chance):
         counts[outcome.result] += 1
+        if counts.total() % 10 == 0:
+            print(f"{name}: {counts.total()} of {times}: {dict(counts)}", file=sys.stderr, flush=True)
         if outcome.result in ("lost", "wrong"):
             print(f"{name}: {outcome.result}: {outcome.what}", file=sys.stderr, flush=True)
     return Row(name, counts.total(), counts, time.monotonic() - started)

@@ -15,7 +15,7 @@ from checkpoint_child import FACTS
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog, read
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement, hosts
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import BestMark
@@ -155,7 +155,7 @@ def test_an_error_that_is_no_failed_save_ends_it_and_leaves_the_step_to_be_saved
 
     ours = saving(tmp_path, log, keep_every=1)
     with monkeypatch.context() as failing:
-        failing.setattr(hosts, "agree", fail)
+        failing.setattr(agreement, "agree", fail)
         with pytest.raises(type(error), match="no disk"):
             ours.save(state_of(1), 1)
         with pytest.raises(type(error), match="no disk"):  # at once, since it would fail again
