@@ -34,7 +34,7 @@ from step_work import (
 )
 
 from trainkit import models
-from trainkit.checkpoint.saver import Provenance
+from trainkit.checkpoint.provenance import Provenance
 from trainkit.data.batches.layout import Layout
 from trainkit.events.log import EventLog
 from trainkit.events.schema import Event

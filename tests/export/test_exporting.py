@@ -17,7 +17,7 @@ from sample_recipe import write
 from trainer import BARE, Trainer, trainkit, workplace
 
 from trainkit.checkpoint import store
-from trainkit.checkpoint.saver import Provenance
+from trainkit.checkpoint.provenance import Provenance
 from trainkit.cli import run as cli_run
 from trainkit.errors import DONE, STOPPED_EARLY, TrainkitError
 from trainkit.events.commands import Command, send

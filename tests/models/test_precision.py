@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from trainkit import models, optim
 from trainkit.checkpoint.leaves import named_leaves
+from trainkit.checkpoint.provenance import Provenance
 from trainkit.checkpoint.restore import restore
-from trainkit.checkpoint.saver import Provenance, Saver
+from trainkit.checkpoint.saver import Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.optim.adamw import scale_by_adam

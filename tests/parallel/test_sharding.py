@@ -12,7 +12,7 @@ import small
 from jax.sharding import PartitionSpec
 
 from trainkit import optim
-from trainkit.checkpoint.saver import size_of
+from trainkit.checkpoint.provenance import size_of
 from trainkit.errors import TrainkitError
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import random_bits

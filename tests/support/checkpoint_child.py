@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainkit.checkpoint.provenance import Provenance
 from trainkit.checkpoint.restore import restore
-from trainkit.checkpoint.saver import Provenance, Saver
+from trainkit.checkpoint.saver import Saver
 from trainkit.errors import TrainkitError
 
 FACTS = Provenance(recipe="r", data="d", attempt=1)

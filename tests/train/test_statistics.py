@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import small
 
+from trainkit.checkpoint.provenance import Provenance
 from trainkit.checkpoint.restore import restore
-from trainkit.checkpoint.saver import Provenance, Saver
+from trainkit.checkpoint.saver import Saver
 from trainkit.errors import TrainkitError
 from trainkit.models import leaf_names
 from trainkit.models.probe import collect_reports

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import NamedSharding
 
-from trainkit import __version__, files
+from trainkit import files
 from trainkit.checkpoint import arrays, store
 from trainkit.checkpoint import manifest as manifests
-from trainkit.checkpoint.leaves import leaf_of, named_leaves
-from trainkit.checkpoint.manifest import FORMAT, KINDS, Kind, Leaf, Manifest
+from trainkit.checkpoint.leaves import named_leaves
+from trainkit.checkpoint.manifest import KINDS, Kind, Leaf, Manifest
+from trainkit.checkpoint.provenance import Provenance, make_manifest
 from trainkit.checkpoint.snapshot import copy_leaves, parts, plain
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import NAME as LOG
@@ -30,29 +28,6 @@ from trainkit.rundir.directory import RECIPE
 
 #: The arrays of a checkpoint, each with the shape of a shard.
 Created: TypeAlias = dict[str, tuple[Leaf, tuple[int, ...]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """What a manifest records besides the state."""
-
-    recipe: str
-    """Fingerprint of the recipe."""
-    data: str
-    """Fingerprint of the ledger."""
-    attempt: int
-    base: str | None = None
-    """Digest of the frozen parameters, which are not saved; None where there are none."""
-    began_with: str | None = None
-    """Digest of the parameters of another run that the run began with; None if it did not."""
-    aim_run: str | None = None
-    recipe_text: str = ""
-    """The resolved recipe, which the checkpoint keeps; empty where there is none."""
-    tokenizer: str | None = None
-    """Checksum of the run's tokenizer."""
-    log: tuple[int, str] | None = None
-    """The bytes of the run's log, and their checksum."""
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +97,7 @@ class Saver:
             self._in_flight = self._thread.submit(self._keep_as, step, kind, started)
             return
         leaves = named_leaves(state)
-        manifest = _manifest(leaves, step=step, kind=kind, provenance=provenance)
+        manifest = make_manifest(leaves, step=step, kind=kind, provenance=provenance)
         if agreement.agree(ready=self._copy(leaves)):
             self._in_flight = self._thread.submit(self._write, manifest, provenance.recipe_text, started)
         else:  # in all processes, even if only one has no memory
@@ -263,46 +238,6 @@ class Saver:
         path = store.directory_of(self._run) / str(manifest.step)
         seconds = time.monotonic() - started
         return Saved(manifest.step, manifest.kind, str(path.relative_to(self._run)), manifest.bytes, seconds)
-
-
-def size_of(state: Any) -> int:
-    """Return the bytes of a checkpoint of a pytree of arrays, however they are sharded."""
-    return sum(plain(leaf).nbytes for leaf in jax.tree.leaves(state))
-
-
-def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, provenance: Provenance) -> Manifest:
-    assert leaves, "the state has leaves"
-    strange = [name for name, leaf in leaves.items() if not isinstance(leaf, jax.Array)]
-    assert not strange, f"not arrays: {strange}"
-    stored = {name: leaf_of(leaf) for name, leaf in leaves.items()}
-    shardings = [leaf.sharding for leaf in leaves.values()]
-    devices: set[jax.Device] = set().union(*(sharding.device_set for sharding in shardings))
-    meshes = [dict(sharding.mesh.shape) for sharding in shardings if isinstance(sharding, NamedSharding)]
-    return Manifest(
-        format=FORMAT,
-        step=step,
-        kind=kind,
-        created=time.time(),
-        attempt=provenance.attempt,
-        recipe=provenance.recipe,
-        data=provenance.data,
-        base=provenance.base,
-        began_with=provenance.began_with,
-        tokenizer=provenance.tokenizer,
-        log=provenance.log,
-        aim_run=provenance.aim_run,
-        metrics=provenance.metrics,
-        versions=_versions(),
-        devices=sorted(device.device_kind for device in devices),
-        mesh=meshes[0] if meshes else {},
-        bytes=size_of(leaves),
-        leaves=stored,
-    )
-
-
-def _versions() -> dict[str, str]:
-    packages = ("jax", "jaxlib", "numpy", "tensorstore")
-    return {"trainkit": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def _cannot_write(path: Path, error: Exception) -> TrainkitError:

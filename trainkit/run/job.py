@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from trainkit.checkpoint.saver import Provenance
+from trainkit.checkpoint.provenance import Provenance
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import evaluation_sets
 from trainkit.data.cache import build as caches

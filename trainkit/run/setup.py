@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.leaves import digest
-from trainkit.checkpoint.saver import Provenance, size_of
+from trainkit.checkpoint.provenance import Provenance, size_of
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.manifest import KINDS, Kind
-from trainkit.checkpoint.saver import Provenance, Saved, Saver
+from trainkit.checkpoint.provenance import Provenance
+from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.parallel import hosts
