@@ -53,8 +53,8 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         Binding("k,up", "scroll_text(-1)", "text up", show=False),
         Binding("pagedown", "scroll_text(10)", "text page down", show=False),
         Binding("pageup", "scroll_text(-10)", "text page up", show=False),
-        *(Binding(str(n), f"page({n})", f"page {name}", show=False) for n, name in enumerate(NAMES[:KEYED], 1)),
-        *(Binding(p.KEY, f"named_page('{p.NAME}')", f"page {p.NAME}", show=False) for p in PAGES if p.KEY),
+        *(Binding(str(n), f"page('{name}')", f"page {name}", show=False) for n, name in enumerate(NAMES[:KEYED], 1)),
+        *(Binding(p.KEY, f"page('{p.NAME}')", f"page {p.NAME}", show=False) for p in PAGES if p.KEY),
     ]
 
     def __init__(
@@ -81,8 +81,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         super().__init__(run_directory, kept, forbidden=forbidden, ascii_only=ascii_only)
         self._directory, self._remembered = run_directory, remembered
         self._first_page = page or kept.page
-        self._source = replay or LogFollower(run_directory)
-        self.replay = replay
+        self._source, self.replay = replay or LogFollower(run_directory), replay
         self.viewport.adopt(kept.looks)
         self._header, self._tabs = Header(), Tabs(NAMES, {page.NAME: page.KEY for page in PAGES})
         #: The events that had happened when the charts were last drawn, and when that was.
@@ -249,12 +248,8 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             yield f"page {name}", "everywhere", partial(self._turn_to, name)
         yield from super().commands_without_key()
 
-    def action_page(self, number: int) -> None:
-        """Show the page behind a number key."""
-        self._turn_to(NAMES[number - 1])
-
-    def action_named_page(self, name: str) -> None:
-        """Show the page behind a letter key."""
+    def action_page(self, name: str) -> None:
+        """Show the page behind a key."""
         self._turn_to(name)
 
     def action_copy(self) -> None:

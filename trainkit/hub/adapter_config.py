@@ -27,12 +27,10 @@ from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 FILE = find.ADAPTER.config
 #: Keys that do not change what the adapter computes: names, versions, and how it was trained.
-_HARMLESS = frozenset(
-    """
-    peft_version auto_mapping task_type base_model_name_or_path revision inference_mode fan_in_fan_out
-    megatron_core qalora_group_size runtime_config eva_config layers_pattern
-    """.split()  # noqa: SIM905
-)
+_HARMLESS = frozenset({
+    "peft_version", "auto_mapping", "task_type", "base_model_name_or_path", "revision", "inference_mode",
+    "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config", "eva_config", "layers_pattern",
+})  # fmt: skip
 #: Our own key, which PEFT ignores with a warning: how the base was quantised while the adapter was trained.
 QUANTISED = "base_quantization"
 #: Its value for a base in 4 bit: the options of transformers' `BitsAndBytesConfig` that load the same.

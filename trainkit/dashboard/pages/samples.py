@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,8 @@ from textual.message import Message
 from textual.widgets import Static
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.charts import titles
+from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.evaluation import Evaluations, evaluation_lines
 from trainkit.dashboard.panels.rows import cell
@@ -182,7 +183,7 @@ class SamplesPage(Page):
             other.show(f"step {compared:,} · {which}", self._one(compared, prompt), self._image(compared, prompt))
 
     def _step_line(self, step: int) -> Content:
-        loss = _at(self._loss, step)
+        loss = None if self._loss is None else titles.last(self._loss, StepRange(0, step))
         label = f"{step:>9,} {'' if loss is None else format_quantity(loss):>9}"
         chosen = step == self._chosen
         return Content.styled(f"{'▸' if chosen else ' '}{label}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
@@ -296,10 +297,3 @@ def compared_with(step: int, prompt: str, samples: ByStep, beside: Beside) -> in
     if not earlier or beside == "nothing":
         return None
     return earlier[-1] if beside == "before" else earlier[0]
-
-
-def _at(series: Series | None, step: int) -> float | None:
-    """Return the last value of a series up to `step`."""
-    if series is None or not (points := bisect_right(series.steps, step)):
-        return None
-    return series.values[points - 1]

@@ -48,9 +48,8 @@ class TrainSet:
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
         self._data, self._seed, self._reference = recipe.data, recipe.run.seed, recipe.task.reference
-        self._batch_size, self._sizes, self._step_lengths = (
-            recipe.train.batch_size, recipe.batch_sizes, recipe.step_lengths,
-        )  # fmt: skip
+        self._batch_size, self._sizes = recipe.train.batch_size, recipe.batch_sizes
+        self._step_lengths = recipe.step_lengths
         self._steps, self._wanted = recipe.train.steps, recipe.train.tokens
         weighted = recipe.data.train[0].weight is not None
         self._streams = cache.sources if weighted else (cache.train,)
@@ -64,9 +63,8 @@ class TrainSet:
         stages = [(self._sizes.before(begin), weights) for begin, weights in self._stages.items()]
         self._mixture = Mixture(stages, seed=self._seed) if weighted else None
         self._scheduled = recipe.schedules
-        spec = recipe.data.encoding
         self._buckets: Buckets | None = None
-        self._lengths = lengths_of(spec, recipe.data.positions)
+        self._lengths = lengths_of(recipe.data.encoding, recipe.data.positions)
 
     def size(self) -> DataSize:
         """Return the size of one epoch. Waits and raises as `examples`."""
@@ -246,7 +244,7 @@ class _Source:
         self._where = f"data.train.{number}" if weighted else "data.train"
         self.name = (source.name or f"source-{number}") if weighted else "train"
         self.examples: Examples = examples_of(stream, source, data, cache, shifted=recipe.task.shifted)
-        self.spec, self._stream, self._length = source, stream, data.positions
+        self.spec, self._stream = source, stream
         self._shuffle, self._seed, self._name = data.shuffle, recipe.run.seed, f"source {number}"
         self.total: int | None = None
         self._growing = None if data.shuffle == "full" else self._order(None)
@@ -279,7 +277,12 @@ class _Source:
     def _settle(self, total: int | None) -> None:
         if total is None:
             return
-        _check_fills_an_example(total, self._stream, self._length, self._where)
+        if total < 1 or self._stream.tokens < 2:
+            raise TrainkitError(
+                f"{self._stream.tokens:,} tokens in {self._stream.documents:,} documents make no example",
+                where=self._where,
+                hint="give more text, or a smaller data.encoding.min_length",
+            )
         self.total, self._final = total, self._order(total)
 
     def _order(self, total: int | None) -> ExampleOrder:
@@ -292,13 +295,3 @@ def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> Pa
     if not isinstance(examples, SpanExamples) or not examples.wait(None):
         return None
     return examples.counts
-
-
-def _check_fills_an_example(count: int, stream: Stream, length: int, where: str) -> None:
-    """Raise TrainkitError if a complete stream makes no example."""
-    if count < 1 or stream.tokens < 2:
-        raise TrainkitError(
-            f"{stream.tokens:,} tokens in {stream.documents:,} documents make no example",
-            where=where,
-            hint="give more text, or a smaller data.encoding.min_length",
-        )

@@ -148,11 +148,11 @@ class _Task:
     on_error: str
     mark: str
     """A file of the cache that this process wrote: a host that does not see it sees another directory."""
-    version: tuple[str, int]
+    version: str
 
 
-def _version() -> tuple[str, int]:
-    return trainkit.__version__, shards.FORMAT
+def _version() -> str:
+    return f"{trainkit.__version__} (format {shards.FORMAT})"
 
 
 def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
@@ -161,8 +161,7 @@ def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if task.version != _version():
         raise TrainkitError(
-            f"the host {socket.gethostname()} of the Ray cluster has trainkit {_named(_version())}, and this one"
-            f" {_named(task.version)}",
+            f"the host {socket.gethostname()} of the Ray cluster has trainkit {_version()}, this one {task.version}",
             hint="install the same on all hosts",
         )
     if not (task.cache / "locks" / task.mark).exists():
@@ -179,10 +178,6 @@ def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
     except Later:
         time.sleep(LATER)
         return None
-
-
-def _named(version: tuple[str, int]) -> str:
-    return f"{version[0]} (format {version[1]})"
 
 
 @lru_cache(maxsize=1)
@@ -218,8 +213,7 @@ def _run(
                     index = waiting.popleft()
                     item = work[index]
                     if wanted(index):
-                        unit = pickle.dumps(item.unit)
-                        cache = item.cache.absolute()
+                        unit, cache = pickle.dumps(item.unit), item.cache.absolute()
                         task_input = _Task(unit, plugins, item.encoding, cache, item.on_error, mark, _version())
                         running[task.remote(tokenizer, task_input)] = index
                     else:

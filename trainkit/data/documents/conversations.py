@@ -21,14 +21,7 @@ from trainkit.recipe.sections.document import Chat
 Message = dict[str, Any]
 
 #: Roles as ShareGPT and its like name them.
-_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
+_ROLES = {"human": "user", "gpt": "assistant", **{role: role for role in ("user", "assistant", "system", "tool")}}
 
 
 def make(document: Chat, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
