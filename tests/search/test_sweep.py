@@ -246,7 +246,7 @@ def test_a_trial_that_was_cut_off_and_whose_time_is_over_continues_until_the_nex
     assert set(given.values()) == {LATER} and len(given) == 6
     (about,) = [line for line in said if line.startswith("trial 2 of 6") and "continued" in line]
     assert f"continued until {LATER}, as its time was over" in about
-    assert [end.status for _, end in found.ranked() if end] == ["finished"] * 4 + ["failed"] * 2
+    assert [end.status for _, end in found.rank() if end] == ["finished"] * 4 + ["failed"] * 2
 
 
 def test_a_time_of_day_that_passes_while_others_train_is_that_of_the_next_day(tmp_path: Path) -> None:

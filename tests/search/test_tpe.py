@@ -92,14 +92,14 @@ def test_hyperband_stops_trials_at_its_rungs_never_the_best_and_continues_after_
     text = TPE.replace('"median"', '"hyperband"').replace("trials = 7", "trials = 12")
     whole = study(tmp_path / "whole", text)
     finish(whole)
-    pruned = [trial.number for trial, end in whole.ranked() if end and end.status == "pruned"]
+    pruned = [trial.number for trial, end in whole.rank() if end and end.status == "pruned"]
     assert len(pruned) >= 3 and {whole.ends[number].steps for number in pruned} <= {1, 3, 9}
     # the fake loss falls by 1 in each step, so the order of the trials is the same everywhere
     size = {t.number: t.settings["optimizer.learning_rate"] + t.settings["model.layers"] for t in whole.trials}
     for number in pruned:
         assert any(size[other] < size[number] for other in range(1, number)), "no trial before it was better"
         assert whole.ends[number].value == pytest.approx(10 - (whole.ends[number].steps or 0) + size[number])
-    best, end = whole.ranked()[0]
+    best, end = whole.rank()[0]
     assert end and end.status == "finished" and size[best.number] == min(size.values())
 
     start, started = killing_trainer(pruned[0])
