@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 from trainkit.parallel import agreement, hosts
@@ -34,7 +39,70 @@ def test_a_process_that_cannot_share_its_error_waits_for_the_others_no_more(
     error = ValueError("of this process")
     assert agreement.share(error) is error
     with pytest.raises(hosts.ProcessEnded, match="no longer waits"):
-        agreement.gather(1)  # what saves the state after an error
+        agreement.gather("rescue", 1)  # what saves the state after an error
     if number:
         with pytest.raises(hosts.ProcessEnded, match="no longer waits"):
             hosts.from_first(lambda: 1)
+
+
+class Gone:
+    """The coordination service after the first process has ended."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            raise RuntimeError(self.answer if name == "blocking_key_value_get_bytes" else "UNAVAILABLE")
+
+        return call
+
+
+@pytest.mark.parametrize("answer", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: agreement.agree("batch"),
+        lambda: agreement.first_problem("save/1/written", None),
+        lambda: hosts.from_first(lambda: 1),
+        lambda: hosts.send_to_first("15"),
+    ],
+    ids=["agree", "first_problem", "from_first", "send_to_first"],
+)
+def test_a_process_whose_first_one_is_gone_says_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, answer: str, call: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr(hosts, "_group", hosts.ProcessGroup(Gone(answer), 1, 2))
+    with pytest.raises(hosts.ProcessEnded, match="another process of this run has ended"):
+        call()
+
+
+class Shared(dict[str, bytes]):
+    """The coordination service of processes that all answer."""
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+    def key_value_delete(self, prefix: str) -> None:
+        pass
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        return []
+
+    def blocking_key_value_get_bytes(self, key: str, patience: int) -> bytes:
+        while key not in self:
+            time.sleep(0.001)
+        return self[key]
+
+
+def test_processes_that_meet_for_different_reasons_take_neither_for_the_other() -> None:
+    service = Shared()
+    groups = [hosts.ProcessGroup(service, number, 2) for number in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        same = [pool.submit(agreement._meet, group, "batch", group.number) for group in groups]
+        assert [each.result() for each in same] == [[0, 1], [0, 1]]
+        pairs = zip(groups, ("batch", "rescue"), strict=True)
+        other = [pool.submit(agreement._meet, group, purpose, True) for group, purpose in pairs]
+        for each in other:
+            with pytest.raises(hosts.ProcessFailed, match=r"different places: 0 \(batch\), 1 \(rescue\)"):
+                each.result()

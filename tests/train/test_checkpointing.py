@@ -150,7 +150,7 @@ def test_the_best_checkpoint_before_one_that_was_never_written_stays_after_a_res
 def test_an_error_that_is_no_failed_save_ends_it_and_leaves_the_step_to_be_saved(
     tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(**_: object) -> bool:
+    def fail(*_: object, **__: object) -> bool:
         raise error
 
     ours = saving(tmp_path, log, keep_every=1)

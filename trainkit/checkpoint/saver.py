@@ -98,7 +98,7 @@ class Saver:
             return
         leaves = named_leaves(state)
         manifest = make_manifest(leaves, step=step, kind=kind, provenance=provenance)
-        if agreement.agree(ready=self._copy(leaves)):
+        if agreement.agree("snapshot", ready=self._copy(leaves)):
             self._in_flight = self._thread.submit(self._write, manifest, provenance.recipe_text, started)
         else:  # in all processes, even if only one has no memory
             self._save_in_place(leaves, manifest, provenance.recipe_text, started)

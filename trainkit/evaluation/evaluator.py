@@ -238,7 +238,7 @@ class Evaluator:
         """Yield the parts of all batches of a set, with the numbers of the batch and of the part in it. Stop after the
         batch during which the run is to end."""
         for index in range(len(data)):
-            batch = agreement.make_together(partial(data.batch, index))
+            batch = agreement.make_together("evaluation", partial(data.batch, index))
             for part in range(self._parts):
                 yield index, part, {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
             if self._interrupted():

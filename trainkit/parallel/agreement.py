@@ -10,7 +10,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.parallel import hosts
@@ -21,37 +21,47 @@ T = TypeVar("T")
 _MEETING = 600.0
 
 
-def agree(error: BaseException | None = None, *, ready: bool = True) -> bool:
-    """Return whether all processes are `ready`, once all of them have called this.
+class _Reply(NamedTuple):
+    """What one process says in a meeting of all."""
+
+    purpose: str
+    value: Any
+    failed: tuple[str, str, str, int] | None
+    """The problem, place, hint and exit code of its error; None if it has none."""
+
+
+def agree(purpose: str, error: BaseException | None = None, *, ready: bool = True) -> bool:
+    """Return whether all processes are `ready`, once all of them have called this for the same `purpose`.
 
     Only main threads may call this, and all processes must make the same calls in the same order.
 
     Raises:
-        ProcessFailed: one of the processes has an `error`. A single process raises its error itself.
+        ProcessFailed: one of the processes has an `error`, or another purpose. A single process raises its error
+            itself.
     """
     group = hosts.group()
     if group is None:
         if error is not None:
             raise error
         return ready
-    return _agreed(group, error, ready=ready, until=None)
+    return all(_meet(group, purpose, ready, error))
 
 
-def make_together(make: Callable[[], T]) -> T:
+def make_together(purpose: str, make: Callable[[], T]) -> T:
     """Return what `make` returns in this process, once it has returned in all of them. Raises as `agree`."""
     try:
         value = make()
     except Exception as error:
-        agree(error)
+        agree(purpose, error)
         raise
-    agree()
+    agree(purpose)
     return value
 
 
-def gather(value: T) -> list[T]:
-    """Return the values of all processes by their number, once all of them have called this, as `agree`."""
+def gather(purpose: str, value: T) -> list[T]:
+    """Return the values of all processes by their number, once all of them have called this. Raises as `agree`."""
     group = hosts.group()
-    return [value] if group is None else _gathered(group, value, until=None)
+    return [value] if group is None else _meet(group, purpose, value)
 
 
 def share(error: BaseException) -> BaseException:
@@ -67,7 +77,7 @@ def share(error: BaseException) -> BaseException:
         group.decide(None, error)  # the others may be waiting for this decision
     try:
         own = None if isinstance(error, FirstFailed) else error
-        _agreed(group, own, ready=True, until=time.monotonic() + _MEETING)
+        _meet(group, "error", None, own, until=time.monotonic() + _MEETING)
     except ProcessEnded:
         hosts.depart()
         return error
@@ -84,18 +94,29 @@ def first_problem(name: str, problem: str | None) -> str | None:
     group = hosts.group()
     if group is None:
         return problem
-    group.client.key_value_set_bytes(f"trainkit/{name}/{group.number}", pickle.dumps(problem))
+    group.send(f"trainkit/{name}/{group.number}", pickle.dumps(problem))
     problems = [pickle.loads(group.receive(f"trainkit/{name}/{number}")) for number in range(group.count)]
     return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
 
 
-def _agreed(group: ProcessGroup, error: BaseException | None, *, ready: bool, until: float | None) -> bool:
-    replies = _gathered(group, (ready, None if error is None else _as_failed(group, error)), until=until)
-    for _, failed in replies:
-        if failed is not None:
-            problem, where, hint, code = failed
+def _meet(
+    group: ProcessGroup, purpose: str, value: T, error: BaseException | None = None, *, until: float | None = None
+) -> list[T]:
+    """Return the values of all processes by their number. Raises ProcessFailed as `agree`, and ProcessEnded."""
+    own = _Reply(purpose, value, None if error is None else _as_failed(group, error))
+    replies = _exchange(group, own, until=until)
+    for reply in replies:
+        if reply.failed is not None:
+            problem, where, hint, code = reply.failed
             raise ProcessFailed(problem, where=where, hint=hint, exit_code=code) from error
-    return all(each for each, _ in replies)
+    if len({reply.purpose for reply in replies}) > 1:
+        each = ", ".join(f"{number} ({reply.purpose})" for number, reply in enumerate(replies))
+        raise ProcessFailed(
+            f"the processes of this run are at different places: {each}",
+            hint="this is a bug in trainkit; to continue: trainkit resume RUN, in all processes",
+            exit_code=FAILED,
+        )
+    return [reply.value for reply in replies]
 
 
 def _as_failed(group: ProcessGroup, error: BaseException) -> tuple[str, str, str, int]:
@@ -106,18 +127,18 @@ def _as_failed(group: ProcessGroup, error: BaseException) -> tuple[str, str, str
     return f"{place}: {type(error).__name__}: {error}", "", "", FAILED
 
 
-def _gathered(group: ProcessGroup, value: T, *, until: float | None) -> list[T]:
+def _exchange(group: ProcessGroup, own: _Reply, *, until: float | None) -> list[_Reply]:
     group.require_presence()
     meeting = f"trainkit/meeting/{group.meetings}"
     group.meetings += 1
     if group.number:
-        group.client.key_value_set_bytes(f"{meeting}/{group.number}", pickle.dumps(value))
+        group.send(f"{meeting}/{group.number}", pickle.dumps(own))
         # after an error a process has received fewer decisions than the others
-        values, group.decisions = pickle.loads(group.receive(f"{meeting}/all", until=until))
-        return values  # type: ignore[no-any-return]
+        replies, group.decisions = pickle.loads(group.receive(f"{meeting}/all", until=until))
+        return replies  # type: ignore[no-any-return]
     others = [group.receive(f"{meeting}/{number}", until=until) for number in range(1, group.count)]
-    values = [value, *map(pickle.loads, others)]
-    group.client.key_value_set_bytes(f"{meeting}/all", pickle.dumps((values, group.decisions)))
+    replies = [own, *map(pickle.loads, others)]
+    group.send(f"{meeting}/all", pickle.dumps((replies, group.decisions)))
     if group.meetings > 1:  # all have left the meeting before
         group.client.key_value_delete(f"trainkit/meeting/{group.meetings - 2}")
-    return values
+    return replies

@@ -35,6 +35,8 @@ _SHUTDOWN = 3600
 _KEPT = 100_000
 #: Where a process leaves the name of its host when it ends with an error.
 _LEFT = "trainkit/left/"
+#: A process whose number is unknown.
+_ANOTHER = "another process of this run"
 
 
 class ProcessFailed(TrainkitError):
@@ -65,7 +67,7 @@ class ProcessGroup:
     def decide(self, value: Any, error: BaseException | None = None) -> None:
         """Send the others a decision of the first process, or the exit code of the error that it has instead."""
         code = None if error is None else error.exit_code if isinstance(error, TrainkitError) else FAILED
-        self.client.key_value_set_bytes(_decision(self.decisions), pickle.dumps((value, code)))
+        self.send(_decision(self.decisions), pickle.dumps((value, code)))
         if self.decisions >= _KEPT:
             self.client.key_value_delete(_decision(self.decisions - _KEPT))
         self.decisions += 1
@@ -75,26 +77,41 @@ class ProcessGroup:
         if self.departed:
             raise ProcessEnded("this process has failed, and no longer waits for the others", exit_code=FAILED)
 
+    def send(self, key: str, value: bytes) -> None:
+        """Set a value that other processes receive. Raises ProcessEnded if the first one, which keeps it, has ended."""
+        try:
+            self.client.key_value_set_bytes(key, value)
+        except RuntimeError as error:
+            raise _ended(_ANOTHER) from error
+
     def receive(self, key: str, *, until: float | None = None) -> bytes:
         """Return a value that another process sets. Raises ProcessEnded if one has ended, and at the moment `until`."""
         while True:
             try:
                 return bytes(self.client.blocking_key_value_get_bytes(key, _PATIENCE))
             except RuntimeError as error:
-                left = "DEADLINE_EXCEEDED" not in str(error)
-                which = "" if left else self._which_left()
-                if left or which or (until is not None and time.monotonic() > until):
-                    raise ProcessEnded(
-                        f"{which or 'another process of this run'} has ended",
-                        where=ADDRESS,
-                        hint="its output says why; to continue: trainkit resume RUN, in all processes",
-                        exit_code=FAILED,
-                    ) from error
+                which = self._which_left() if "DEADLINE_EXCEEDED" in str(error) else _ANOTHER
+                if not which and until is not None and time.monotonic() > until:
+                    which = _ANOTHER
+                if which:
+                    raise _ended(which) from error
 
     def _which_left(self) -> str:
         """Return the process that has ended with an error; nothing if there is none."""
-        gone = [(key.rpartition("/")[2], host) for key, host in self.client.key_value_dir_get(_LEFT)]
+        try:
+            gone = [(key.rpartition("/")[2], host) for key, host in self.client.key_value_dir_get(_LEFT)]
+        except RuntimeError:  # the first process, which keeps their names, does not answer either
+            return _ANOTHER
         return next((f"process {number} on {host}" for number, host in sorted(gone)), "")
+
+
+def _ended(which: str) -> ProcessEnded:
+    return ProcessEnded(
+        f"{which} has ended",
+        where=ADDRESS,
+        hint="its output says why; to continue: trainkit resume RUN, in all processes",
+        exit_code=FAILED,
+    )
 
 
 _group: ProcessGroup | None = None
@@ -193,9 +210,13 @@ def depart() -> None:
 
 
 def send_to_first(message: str) -> None:
-    """Send a message, which `messages_from_others` returns in the first process."""
+    """Send a message, which `messages_from_others` returns in the first process. Raises ProcessEnded as
+    `ProcessGroup.send`."""
     assert _group is not None
-    _group.client.key_value_set(f"trainkit/messages/{_group.number}", message, allow_overwrite=True)
+    try:
+        _group.client.key_value_set(f"trainkit/messages/{_group.number}", message, allow_overwrite=True)
+    except RuntimeError as error:
+        raise _ended(_ANOTHER) from error
 
 
 def messages_from_others() -> list[str]:

@@ -164,7 +164,7 @@ def _rescue(state: State, step: int, job: Job) -> None:
     """Save a state that survived an error in all processes, so that no steps are lost."""
     failed = any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
     try:
-        if set(agreement.gather(None if failed else step)) != {step}:
+        if set(agreement.gather("rescue", None if failed else step)) != {step}:
             return  # the step itself failed
         job.metrics.flush()
         job.checkpointing.save_and_wait(state, step, last=False)

@@ -137,7 +137,8 @@ class Prefetch:
             with contextlib.suppress(queue.Empty):
                 self._item = self._ready.get(timeout=PATIENCE)
         error = self._item if isinstance(self._item, BaseException) else None
-        if not agreement.agree(error, ready=self._item is not None):  # another process may still wait for its batch
+        # another process may still wait for its batch
+        if not agreement.agree("batch", error, ready=self._item is not None):
             return Fed(None, {}, waited=time.perf_counter() - started)
         item, self._item = self._item, None
         assert item is not None and not isinstance(item, BaseException), "all processes have a batch"
