@@ -17,6 +17,7 @@ from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.data.checks import find_problems
 from trainkit.data.documents.question import FIRST_ANSWER, TARGET
+from trainkit.data.recorded import check_same_data
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
@@ -74,8 +75,12 @@ def test_a_window_is_the_question_then_a_part_of_the_context_and_marks_all_answe
 
 
 def test_a_token_with_parts_of_two_answers_is_in_both(tmp_path: Path) -> None:
-    cache, (window,) = windows_of(recipe_of(tmp_path, [row(CONTEXT, "the ca", "t sat", "mat")]))
+    recipe = recipe_of(tmp_path, [row(CONTEXT, "the ca", "t sat", "mat")])
+    cache, (window,) = windows_of(recipe)
     assert [text_of(cache, window, FIRST_ANSWER << n) for n in range(3)] == ["the cat", "cat sat", "mat"]
+    with pytest.raises(TrainkitError, match="the data is not what this run was trained on") as refused:
+        check_same_data(cache, recipe, "that of an earlier version", where=tmp_path)
+    assert "(now a token of two answers has both)" in refused.value.hint
 
 
 @pytest.mark.parametrize("stride", [5, 12, None])

@@ -28,7 +28,7 @@ from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat, Prompt
-from trainkit.recipe.sections.source import HuggingFace, RowSource, Source, Tokens
+from trainkit.recipe.sections.source import HuggingFace, RowSource, Source, Tokens, document_of
 from trainkit.recipe.sections.stages import mixture_stages
 
 NAME = "data.json"
@@ -163,11 +163,15 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
     if format is not None and _has_long_text(cache):
         changes.append(f"texts of more than {PIECE:,} characters are tokenised as a whole now, and were cut")
     if format is None and not changes:
+        hint = "bring the source files and the tokenizer back as they were, or begin a new run"
+        documents = (document_of(source) for source in recipe.data.train)
+        for read_as in dict.fromkeys(document.read_as for document in documents if document and document.read_as):
+            hint += f"; an earlier version of trainkit read the same files differently (now {read_as})"
         raise TrainkitError(
             f"the data is not what this run was trained on: its checkpoint has the fingerprint {recorded},"
             f" the data {cache.fingerprint}",
             where=str(where),
-            hint="bring the source files and the tokenizer back as they were, or begin a new run",
+            hint=hint,
         )
     if changes:
         raise TrainkitError(
