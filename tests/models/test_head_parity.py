@@ -28,12 +28,14 @@ SIZE, CLASSES = (3, 24), 3
 MEAN = {"modernbert-mean": ENCODERS["modernbert"] | {"classifier_pooling": "mean"}}
 CONFIGS = ENCODERS | MEAN | ENCODER_DECODERS
 CONFIGS |= {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
+#: One of each kind of block.
+DECODERS = ("gpt2", "llama", "olmo2", "gemma2", "gemma3", "qwen3-moe", "mpt")
 CASES = [
     *((name, head, False) for name in ENCODERS for head in ("sequence", "token")),
     ("modernbert-mean", "sequence", False),
     *((name, head, True) for name in ("bert", "bert-three-types") for head in ("sequence", "token")),
     *((name, "sequence", False) for name in ENCODER_DECODERS),
-    *((name, "sequence", False) for name in ("gpt2", "llama", "qwen3-moe", "gemma3", "mpt")),
+    *((name, "sequence", False) for name in DECODERS),
 ]
 TASKS = {
     "sequence": SequenceClassificationTask(SequenceClassification(type="sequence-classification", classes=CLASSES)),
