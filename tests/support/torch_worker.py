@@ -429,7 +429,9 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
             preference = -ORPOTrainer.odds_ratio_loss(trainer, found[:1], found[1:])[0].mean()
         else:
             preference = CPOTrainer.cpo_loss(trainer, found[:1], found[1:])[0].mean()
-        chosen = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:])
+        # trl's ORPO: "over the full prompt and response"; its CPO: over the response
+        learned = torch.where(there[pair], ids[pair], -100) if settings.get("likelihood_of_prompt") else labels
+        chosen = torch.nn.functional.cross_entropy(logits[0, :-1], learned[0, 1:])
         return preference + settings.get("likelihood", 0.0) * chosen
 
     one = dpo if settings["loss"] in names else without_reference

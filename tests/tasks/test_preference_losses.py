@@ -31,6 +31,7 @@ LOSSES = {
     "simpo": {"beta": 2.0, "margin": 0.7},
     "cpo": {"beta": 0.2, "label_smoothing": 0.1, "likelihood": 0.5},
     "orpo": {"beta": 0.4, "likelihood": 1.5},
+    "orpo-prompts": {"loss": "orpo", "beta": 0.4, "likelihood": 1.5, "likelihood_of_prompt": True},
 }
 #: Largest difference over the largest number.
 EXACT = 1e-5
@@ -164,7 +165,7 @@ def test_the_likelihood_of_a_sequence_is_that_of_its_tokens_and_so_is_its_gradie
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+@pytest.mark.parametrize("loss", ["dpo", "orpo-prompts"])
 def test_parts_of_a_batch_rows_of_padding_and_eight_devices_add_up_to_the_whole(loss) -> None:
     preference, model = task(loss), fresh()
     batch = batch_of(pairs(count=6))

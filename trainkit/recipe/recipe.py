@@ -39,6 +39,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "evaluate": {"tags": {}},
     "run": {"average_from": False},
     "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "sequence_length", "mixture")),
+    "task": {"likelihood_of_prompt": False},
 }
 
 

@@ -30,6 +30,8 @@ class Likelihoods(NamedTuple):
     """Tokens of the answers; 0 in rows of padding."""
     penalty: Float[Array, ""]
     """What the model wants smaller beside the loss, such as experts unevenly busy."""
+    learned_B: Float[Array, " B"] | None = None
+    """The mean log-likelihood of a token of the prompt and the chosen answer together, where it is asked for."""
 
     @property
     def counted_B(self) -> Float[Array, " B"]:
@@ -58,8 +60,8 @@ class PreferenceTask(Task):
         The batch has `tokens`, `targets` and `weights`, (B, 2, T), and `filled`, (B, 2); with a reference also
         `reference`, (B, 2), its log-likelihoods of the answers.
         """
-        found = likelihoods(model, batch)
-        losses_B, rewards_B2 = self.compare(found.sums_B2, found.lengths_B2, batch)
+        found = likelihoods(model, batch, of_prompts=self.spec.likelihood_of_prompt)
+        losses_B, rewards_B2 = self.compare(found.sums_B2, found.lengths_B2, batch, found.learned_B)
         counted_B, pairs = found.counted_B, found.counted_B.sum()
         penalty = pairs * (found.penalty - jax.lax.stop_gradient(found.penalty))
         measured = self._measure(jax.lax.stop_gradient(rewards_B2), jax.lax.stop_gradient(found.sums_B2), counted_B)
@@ -70,7 +72,11 @@ class PreferenceTask(Task):
         return {"reference": likelihoods(model, batch).sums_B2}
 
     def compare(
-        self, sums_B2: Float[Array, "B 2"], lengths_B2: Float[Array, "B 2"], batch: Mapping[str, Array]
+        self,
+        sums_B2: Float[Array, "B 2"],
+        lengths_B2: Float[Array, "B 2"],
+        batch: Mapping[str, Array],
+        learned_B: Float[Array, " B"] | None = None,
     ) -> tuple[Float[Array, " B"], Float[Array, "B 2"]]:
         """Return the loss of each pair, and the rewards of its answers.
 
@@ -78,9 +84,11 @@ class PreferenceTask(Task):
             sums_B2: log-likelihoods of the answers, in nats.
             lengths_B2: tokens of the answers; 0 in rows of padding, whose losses are finite.
             batch: has `reference`, (B, 2), where the loss compares with one.
+            learned_B: the mean log-likelihood that counts beside the preference; None for that of the chosen answer.
         """
         beta, loss, likelihood = self.spec.beta, self.spec.loss, self.spec.likelihood
         means_B2 = jnp.where(lengths_B2 > 0, sums_B2 / jnp.maximum(lengths_B2, 1), -1.0)
+        learned_B = means_B2[:, 0] if learned_B is None else learned_B
         if loss in ("dpo", "robust"):
             rewards_B2 = beta * (sums_B2 - batch["reference"])
             if self.spec.per_token:
@@ -96,10 +104,10 @@ class PreferenceTask(Task):
             return self._log_sigmoid(difference(rewards_B2) - self.spec.margin), rewards_B2
         if loss == "cpo":
             rewards_B2 = beta * sums_B2
-            return self._log_sigmoid(difference(rewards_B2)) - likelihood * means_B2[:, 0], rewards_B2
+            return self._log_sigmoid(difference(rewards_B2)) - likelihood * learned_B, rewards_B2
         odds_B2 = means_B2 - log_1m_exp(means_B2)
         preferred_B = -beta * jax.nn.log_sigmoid(difference(odds_B2))
-        return preferred_B - likelihood * means_B2[:, 0], beta * means_B2
+        return preferred_B - likelihood * learned_B, beta * means_B2
 
     def _log_sigmoid(self, margins_B: Float[Array, " B"]) -> Float[Array, " B"]:
         """Return the cross-entropy of the better answer, of which `label_smoothing` goes to the other one."""
@@ -130,23 +138,43 @@ class PreferenceTask(Task):
         }
 
 
-def likelihoods(model: LanguageModel, batch: Mapping[str, Array]) -> Likelihoods:
-    """Return what the model makes of the answers of a batch, both answers of all pairs as rows of one batch."""
+def likelihoods(model: LanguageModel, batch: Mapping[str, Array], *, of_prompts: bool = False) -> Likelihoods:
+    """Return what the model makes of the answers of a batch, both answers of all pairs as rows of one batch; with
+    `of_prompts` also of prompts with the chosen answer."""
     tokens_NT, targets_NT, weights_NT = (as_rows(batch[name]) for name in ("tokens", "targets", "weights"))
-    sums_N, penalty = answer_log_likelihoods(model, tokens_NT, targets_NT, weights_NT, batch["filled"].reshape(-1))
-    return Likelihoods(sums_N.reshape(-1, 2), batch["weights"].sum(-1), penalty)
+    filled_N = batch["filled"].reshape(-1)
+    hidden_NTD, penalty = answer_states(model, tokens_NT, filled_N)
+    sums_N = log_likelihoods(model, hidden_NTD, targets_NT, weights_NT)
+    found = Likelihoods(sums_N.reshape(-1, 2), batch["weights"].sum(-1), penalty)
+    if not of_prompts:
+        return found
+    chosen, filled_B = slice(0, None, 2), filled_N[::2]
+    whole_BT = (jnp.arange(tokens_NT.shape[1]) < filled_B[:, None]).astype(jnp.float32)
+    sums_B = log_likelihoods(model, hidden_NTD[chosen], targets_NT[chosen], whole_BT)
+    return found._replace(learned_B=sums_B / jnp.maximum(filled_B, 1))
 
 
 def answer_log_likelihoods(
     model: LanguageModel, tokens_NT: Array, targets_NT: Array, weights_NT: Array, filled_N: Array
 ) -> tuple[Float[Array, " N"], Float[Array, ""]]:
     """Return the log-likelihood of each row's answer in nats, and the model's auxiliary loss."""
+    hidden_NTD, penalty = answer_states(model, tokens_NT, filled_N)
+    return log_likelihoods(model, hidden_NTD, targets_NT, weights_NT), penalty
+
+
+def answer_states(
+    model: LanguageModel, tokens_NT: Array, filled_N: Array
+) -> tuple[Float[Array, "N T D"], Float[Array, ""]]:
+    """Return the hidden states of rows, and the model's auxiliary loss."""
     counted_NT = jnp.arange(tokens_NT.shape[1]) < filled_N[:, None]
-    hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT.astype(jnp.int32), counted_BT=counted_NT)
-    sums_N = sequence_log_likelihoods(
+    return model.hidden_and_penalty(tokens_NT.astype(jnp.int32), counted_BT=counted_NT)
+
+
+def log_likelihoods(model: LanguageModel, hidden_NTD: Array, targets_NT: Array, weights_NT: Array) -> Array:
+    """Return the weighted log-likelihood of each row's targets in nats, (N,)."""
+    return sequence_log_likelihoods(
         hidden_NTD, model.output_matrix(), targets_NT.astype(jnp.int32), weights_NT, softcap=model.final_softcap
     )
-    return sums_N, penalty
 
 
 def difference(values_B2: Float[Array, "B 2"]) -> Float[Array, " B"]:

@@ -37,6 +37,8 @@ class Preference(TaskSpec):
     likelihood: NotNegative = 1.0
     """How much the mean cross-entropy of the chosen answer's tokens counts beside the preference; of `"cpo"` and
     `"orpo"`."""
+    likelihood_of_prompt: bool = False
+    """Whether that mean includes the tokens of the prompt, as in the code of ORPO's authors and in trl's ORPO."""
 
     implementation: ClassVar[str] = "trainkit.tasks.preference"
     documents: ClassVar[frozenset[str]] = frozenset({"preference", "preference-chat"})
@@ -74,6 +76,7 @@ class Preference(TaskSpec):
             "per_token": ("dpo", "robust"),
             "margin": ("simpo",),
             "likelihood": ("cpo", "orpo"),
+            "likelihood_of_prompt": ("cpo", "orpo"),
         }
         for key, losses in of.items():
             if getattr(self, key) != type(self).model_fields[key].default and self.loss not in losses:
