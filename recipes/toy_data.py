@@ -39,7 +39,7 @@ QUESTIONS = (
     "what is its name", "what is its first parameter", "what is its last parameter", "what does it return",
     "what does it raise",
 )  # fmt: skip
-WORDS_TO_REVERSE = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+DRAWN_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 #: English, German and the gender of nouns.
 NOUNS = (
     ("dog", "Hund", "m"), ("man", "Mann", "m"), ("bird", "Vogel", "m"), ("tree", "Baum", "m"),
@@ -71,7 +71,7 @@ class Toy(CustomRows):
     type: Literal["toy"]
     rows_of: Literal[
         "modules", "tags", "pairs", "shuffled", "formed", "judged", "neighbours", "calls", "questions", "reversed",
-        "translated", "numbers",
+        "copied", "translated", "numbers",
     ]  # fmt: skip
     """What the rows are."""
     split: Literal["train", "dev", "test"] = "train"
@@ -263,11 +263,23 @@ def answer(question: str, context: str) -> tuple[str, int] | tuple[()] | None:
 
 def reversed_words(split: str) -> Rows:
     """Yield words, drawn from a seed, and the same words backwards; no line is in two splits."""
+    for words in drawn_words(split):
+        yield {"source": " ".join(words), "target": " ".join(reversed(words))}
+
+
+def copied_words(split: str) -> Rows:
+    """Yield the same words with themselves."""
+    for words in drawn_words(split):
+        yield {"source": " ".join(words), "target": " ".join(words)}
+
+
+def drawn_words(split: str) -> Iterator[list[str]]:
+    """Yield four to nine words, drawn from a seed; no line is in two splits."""
     generator = random.Random(split)
     while True:
-        words = [generator.choice(WORDS_TO_REVERSE) for _ in range(generator.randrange(4, 10))]
+        words = [generator.choice(DRAWN_WORDS) for _ in range(generator.randrange(4, 10))]
         if split_of(zlib.crc32(" ".join(words).encode())) == split:
-            yield {"source": " ".join(words), "target": " ".join(reversed(words))}
+            yield words
 
 
 def translated(split: str) -> Rows:
@@ -319,6 +331,7 @@ ROWS: dict[str, Callable[[str], Rows]] = {
     "calls": calls,  # text, brackets
     "questions": questions,  # question, context, answers
     "reversed": reversed_words,  # source, target
+    "copied": copied_words,  # the same
     "translated": translated,  # the same
     "numbers": numbers,  # x1, x2, x3, x4, y
 }
