@@ -7,6 +7,7 @@ no time, and needs neither jax nor a device.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -178,14 +179,12 @@ def make_plan(
     replicas = data_axis * fsdp_axis
     check_split(recipe, replicas)
     possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
-    flash = has_flash(recipe, devices, compute)
-    needed = [activation_bytes(recipe, c, vocab_size=vocab_size, compute=compute, flash=flash) for c in possible]
     room = room_for_activations(devices, sum(state.values()))
-    fits = (index for index, sizes in enumerate(needed) if sum(sizes.values()) <= room)
-    least = min(range(len(needed)), key=lambda index: sum(needed[index].values()))
-    chosen = next(fits, least)
-    micro = possible[chosen].micro
-    size = train.batch_size
+    flash = has_flash(recipe, devices, compute)
+    chosen, within_step = _first_that_fits(
+        possible, room, partial(activation_bytes, recipe, vocab_size=vocab_size, compute=compute, flash=flash)
+    )
+    size, micro = train.batch_size, chosen.micro
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
     most = train.batch_size * length * recipe.data.sequences
     tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
@@ -212,15 +211,26 @@ def make_plan(
         parameters_by_part=by_part,
         flops_per_token=flops_per_token,
         total_flops=total_flops,
-        bytes={**state, **needed[chosen]},
+        bytes={**state, **within_step},
         compute=compute,
-        remat=possible[chosen].remat,
+        remat=chosen.remat,
         data_axis=data_axis,
         fsdp_axis=fsdp_axis,
         vocab_size=vocab_size,
         devices=devices,
         stages=stages,
     )
+
+
+def _first_that_fits(
+    possible: Sequence[Choice], room: float, needs: Callable[[Choice], dict[str, int]]
+) -> tuple[Choice, dict[str, int]]:
+    """Return the first choice whose bytes within a step fit, or else the one with the fewest, and those bytes."""
+    needed = [needs(choice) for choice in possible]
+    fits = (index for index, sizes in enumerate(needed) if sum(sizes.values()) <= room)
+    least = min(range(len(needed)), key=lambda index: sum(needed[index].values()))
+    chosen = next(fits, least)
+    return possible[chosen], needed[chosen]
 
 
 def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:

@@ -112,16 +112,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
         profile = Profile(directory, start.profile, log=log, metrics=metrics)
         starts_again = False
         opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
-        sharding = mesh.batch_sharding(built.mesh)
-        prefetch = Prefetch(
-            data.cut_batch,
-            count=built.task.count,
-            first=first,
-            last=plan.steps,
-            split=plan.batch,
-            sharding=sharding,
-            size_at=recipe.batch_sizes.at,
-        )
+        prefetch = _prefetch(attempt, ready, first=first)
         opened.callback(prefetch.close)
 
         def close_cache() -> None:
@@ -154,15 +145,29 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
         outcome = train(ready.state, job)
         if starts_again := outcome.out_of_memory:
             return LoopEnd(False, True, outcome.step, commands, measuring=outcome.measuring)
-        last, stopped = outcome.step, outcome.stopped
+        last = outcome.step
         reason = "" if last >= schedule.total_steps else best.reason
         done = last >= schedule.total_steps or bool(reason)
-        done = done and not (stopped and find_owed(directory, recipe, last, last=True))
+        done = done and not (outcome.stopped and find_owed(directory, recipe, last, last=True))
         if exporting:  # the control server is still open, so that a person can cancel the wait
             done &= exporting.finish(
                 interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
             )
     return LoopEnd(done, False, outcome.step, commands, reason)
+
+
+def _prefetch(attempt: Attempt, ready: Ready, *, first: int) -> Prefetch:
+    """Return the batches of the steps from `first` on."""
+    plan, built = ready.program.plan, ready.program.built
+    return Prefetch(
+        attempt.data.cut_batch,
+        count=built.task.count,
+        first=first,
+        last=plan.steps,
+        split=plan.batch,
+        sharding=mesh.batch_sharding(built.mesh),
+        size_at=attempt.recipe.batch_sizes.at,
+    )
 
 
 def _evaluation(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> EvaluationReport:

@@ -71,37 +71,15 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     # cuDNN's takes 16 bit only
     attention = _choose_attention(recipe, plan, nearby)
     wider = width_ratio(recipe.mup, recipe.model)
-
-    def base(key: jax.Array) -> LanguageModel:
-        fresh = models.build(
-            recipe.model,
-            vocab_size=plan.vocab_size,
-            sequence_length=recipe.data.positions,
-            implementation=attention.name,
-            remat=plan.remat,
-            fp8=plan.compute == "fp8",
-            key=key,
-        )
-        if wider != 1.0:
-            fresh = models.scale(fresh, partial(weight_factor, wider=wider))
-        if noise := recipe.task.noise:
-            if not isinstance(fresh, LanguageModel):
-                raise TrainkitError(
-                    f'model.type = "{recipe.model.type}" adds no noise to its embeddings',
-                    where="task.embedding_noise",
-                    hint="leave it out, or derive the model from trainkit.models.stack.LanguageModel",
-                )
-            fresh = replace(fresh, embedding_noise=EmbeddingNoise(noise))
-        return models.cast(fresh, jnp.dtype(recipe.precision.params))
+    base = partial(_random_model, recipe, plan, implementation=attention.name, wider=wider)
 
     def model(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> LanguageModel:
         return with_adapter(base(key) if weights is None else weights, recipe.adapter, key=key, numbers=numbers)
 
     def initial(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> State:
-        whole_model = partial(model, weights=weights, numbers=numbers)
         return init(
             key,
-            model=whole_model,
+            model=partial(model, weights=weights, numbers=numbers),
             optimizer=optimizer,
             compute=compute,
             averages=averaging is not None,
@@ -112,49 +90,78 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
     names = models.leaf_names(trained)
-    schedules = recipe.optimizer_schedules
-    optimizer = optim.build(
-        recipe.optimizer, names, trained, adapter=recipe.adapter, wider=wider, scheduled=schedules.keys()
-    )
+    scheduled = recipe.optimizer_schedules.keys()
+    optimizer = optim.build(recipe.optimizer, names, trained, adapter=recipe.adapter, wider=wider, scheduled=scheduled)
     averaging = average.build(recipe.average, recipe.optimizer, names, trained, steps=plan.steps)
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     task = task or build_task(recipe.task)
     step_with = partial(
-        make_step,
+        _step,
+        recipe,
+        plan,
         task=task,
         optimizer=optimizer,
-        learning_rate=optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps),
+        averaging=averaging,
         compute=compute,
+        nearby=nearby,
+        gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
+    )
+    arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
+    return BuiltStep(
+        mesh=device_mesh,
+        task=task,
+        metrics=build_metrics(recipe.evaluate.metrics, recipe.task.class_names(recipe.data)),
+        compute=compute,
+        step=step_with(),
+        initial=initial,
+        base=_with_shardings(arrays, mesh.shardings(device_mesh, arrays)),
+        optimizer_state=optimizer.init,
+        shardings=mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1),
+        attention=attention,
+        measuring_step=step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None,
+    )
+
+
+def _random_model(
+    recipe: Recipe, plan: Plan, key: jax.Array, *, implementation: devices.AttentionName, wider: float
+) -> LanguageModel:
+    """Return a model with random weights; `wider` is how many times as wide as the base of [mup] it is."""
+    fresh = models.build(
+        recipe.model,
+        vocab_size=plan.vocab_size,
+        sequence_length=recipe.data.positions,
+        implementation=implementation,
+        remat=plan.remat,
+        fp8=plan.compute == "fp8",
+        key=key,
+    )
+    if wider != 1.0:
+        fresh = models.scale(fresh, partial(weight_factor, wider=wider))
+    if noise := recipe.task.noise:
+        if not isinstance(fresh, LanguageModel):
+            raise TrainkitError(
+                f'model.type = "{recipe.model.type}" adds no noise to its embeddings',
+                where="task.embedding_noise",
+                hint="leave it out, or derive the model from trainkit.models.stack.LanguageModel",
+            )
+        fresh = replace(fresh, embedding_noise=EmbeddingNoise(noise))
+    return models.cast(fresh, jnp.dtype(recipe.precision.params))
+
+
+def _step(recipe: Recipe, plan: Plan, **parts: Any) -> Step:
+    """Return the step of a recipe with these parts, and with what follows from its tables."""
+    return make_step(
+        learning_rate=optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps),
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
-        averaging=averaging,
         schedules={
             name: optim.ScheduledValue(
                 optim.learning_rate(schedule, peak=1.0, steps=plan.steps), recipe.optimizer.scheduled_metrics(name)
             )
-            for name, schedule in schedules.items()
+            for name, schedule in recipe.optimizer_schedules.items()
         },
-        gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
-        nearby=nearby,
-    )
-    measuring = step_with(statistics=recipe.statistics) if recipe.statistics.in_step else None
-    shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)
-    arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
-    placed = _with_shardings(arrays, mesh.shardings(device_mesh, arrays))
-    metrics = build_metrics(recipe.evaluate.metrics, recipe.task.class_names(recipe.data))
-    return BuiltStep(
-        device_mesh,
-        task,
-        metrics,
-        compute,
-        step_with(),
-        initial,
-        placed,
-        optimizer.init,
-        shardings,
-        attention,
-        measuring,
+        **parts,
     )
 
 
