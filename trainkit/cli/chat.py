@@ -48,11 +48,20 @@ A line that ends with a backslash continues on the next line. Ctrl-C stops an an
 class Talk(Protocol):
     """A conversation: what was said so far, and how it becomes a prompt."""
 
-    def prompt(self, said: str) -> list[int]: ...
-    def add(self, said: str, answer: str) -> None: ...
-    def reset(self) -> None: ...
-    def instruct(self, text: str) -> None: ...
-    def as_json(self) -> dict[str, object]: ...
+    def prompt(self, said: str) -> list[int]:
+        """Return the tokens to continue after the person has said this."""
+
+    def add(self, said: str, answer: str) -> None:
+        """Add what the person said and the answer."""
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+
+    def instruct(self, text: str) -> None:
+        """Set the system message."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the conversation as JSON, for a file."""
 
 
 class Templated:
@@ -157,6 +166,7 @@ class Session:
         self._console = Console(stderr=not self._terminal, highlight=False, markup=False)
 
     def greet(self, what: str) -> None:
+        """Show how to begin, if a person types into a terminal."""
         if self._terminal:
             self.show(f"{what}: /help lists the commands, Ctrl-D quits")
 
@@ -195,6 +205,7 @@ class Session:
         return True
 
     def show(self, text: str, *, style: str = "dim") -> None:
+        """Print a line that is not part of an answer."""
         # a file's name or a template's words must not move the cursor
         self._console.print(neutralise(text, flowing=True), style=style, soft_wrap=True)
 

@@ -65,6 +65,7 @@ class Seen:
 
     @property
     def platforms(self) -> set[str]:
+        """Return the platforms of the devices, such as `gpu`."""
         return {device.partition(":")[0] for device in self.devices}
 
 
@@ -223,8 +224,7 @@ def _jax(facts: MachineReport) -> Iterator[Diagnosis]:
     if missing:
         yield Diagnosis("bad", "jax", f"{' and '.join(missing)} not installed", "uv sync   or: pip install trainkit")
     elif reasons.newer(versions["jaxlib"], versions["jax"]):
-        fix = "uv sync   or: pip install --upgrade trainkit"
-        yield Diagnosis("bad", "jax", f"{message}: jaxlib is newer than jax", fix)
+        yield Diagnosis("bad", "jax", f"{message}: jaxlib is newer than jax", "uv sync   or: pip install -U trainkit")
     else:
         yield Diagnosis("ok", "jax", message)
     again = "to see whether at least the CPU works: JAX_PLATFORMS=cpu trainkit doctor"

@@ -27,6 +27,8 @@ class ShownSpan(NamedTuple):
 
 
 class DisplayedRow(NamedTuple):
+    """A row of a batch as the page of data shows it."""
+
     row: int
     source: str
     example: int

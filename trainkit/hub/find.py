@@ -29,6 +29,7 @@ class Kind:
 
     @property
     def index(self) -> str:
+        """Return the name of the file that lists the tensors of each file, where there are several."""
         return f"{self.weights}.index.json"
 
 

@@ -104,6 +104,7 @@ class DebertaBlock(eqx.Module):
 
     @staticmethod
     def init(spec: Deberta, key: PRNGKeyArray, *, fp8: bool) -> DebertaBlock:
+        """Return a block with random weights."""
         d, f, rate = spec.hidden, spec.mlp_width, Dropout(spec.dropout)
         keys = iter(jax.random.split(key, 6))
 

@@ -60,6 +60,7 @@ class DecoderAttention(eqx.Module):
     def init(
         spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, implementation: AttentionName, fp8: bool
     ) -> DecoderAttention:
+        """Return attention with random weights; `residual` is the standard deviation of its output matrix."""
         d, q, kv, spread = spec.hidden, spec.query_width, spec.kv_width, spec.initializer_range
         keys = jax.random.split(key, 4)
 
@@ -126,6 +127,7 @@ class Mlp(eqx.Module):
 
     @staticmethod
     def init(spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, fp8: bool) -> Mlp:
+        """Return an MLP with random weights; `residual` is the standard deviation of its last matrix."""
         d, f, scale = spec.hidden, spec.mlp_width, spec.initializer_range
         gate, up, down = jax.random.split(key, 3)
         return Mlp(
@@ -153,6 +155,7 @@ class DecoderBlock(eqx.Module):
 
     @staticmethod
     def init(spec: recipe.Decoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> DecoderBlock:
+        """Return a block with random weights."""
         attention, mlp = jax.random.split(key)
         residual = residual_scale(spec)
         before = _norm(spec, spec.hidden) if spec.norms != "after" else None
@@ -192,6 +195,8 @@ class DecoderModel(LanguageModel):
 
     @staticmethod
     def init(spec: recipe.Decoder, **given: Unpack[BuildArguments]) -> DecoderModel:
+        """Return a model with random weights."""
+
         def block(key: PRNGKeyArray) -> DecoderBlock:
             return DecoderBlock.init(spec, key, implementation=given["implementation"], fp8=given["fp8"])
 

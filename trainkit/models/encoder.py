@@ -61,6 +61,7 @@ class EncoderBlock(eqx.Module):
 
     @staticmethod
     def init(spec: Encoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> EncoderBlock:
+        """Return a block with random weights."""
         d, f = spec.hidden, spec.mlp_width
         keys = iter(jax.random.split(key, 6))
 

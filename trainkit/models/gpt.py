@@ -92,6 +92,7 @@ class GptBlock(eqx.Module):
 
     @staticmethod
     def init(spec: GptDecoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> GptBlock:
+        """Return a block with random weights."""
         d, f = spec.hidden, spec.mlp_width
         scale, residual = spec.initializer_range, residual_scale(spec)
         keys = iter(jax.random.split(key, 4))
@@ -140,6 +141,7 @@ class GptModel(LanguageModel):
 
     @staticmethod
     def init(spec: GptDecoder, **given: Unpack[BuildArguments]) -> GptModel:
+        """Return a model with random weights."""
         # the key for positions is the second one, used only if they are learned
         tokens, *learned, blocks, output = jax.random.split(given["key"], 4 if spec.learned_positions else 3)
 

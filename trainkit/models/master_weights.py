@@ -37,6 +37,7 @@ class Weight(eqx.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of the array."""
         return self.rounded.shape
 
 

@@ -69,6 +69,7 @@ class ModernBertBlock(eqx.Module):
 
     @staticmethod
     def init(spec: ModernBert, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> ModernBertBlock:
+        """Return a block with random weights."""
         d, f, scale, residual = spec.hidden, spec.mlp_width, spec.initializer_range, residual_scale(spec)
         keys = iter(jax.random.split(key, 4))
 

@@ -70,6 +70,8 @@ def build_adam(spec: Adam) -> optax.GradientTransformation:
 
 
 class NAdamState(NamedTuple):
+    """The state of NAdam: averages of the gradients (`mu`) and of their squares (`nu`)."""
+
     step: Array
     decays: Array
     """The product of the decays of the momentum so far."""

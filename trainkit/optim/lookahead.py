@@ -13,6 +13,8 @@ from trainkit.recipe.optimizers.wrappers import Lookahead
 
 
 class LookaheadState(NamedTuple):
+    """The state of the inner optimizer, and the slow parameters of Lookahead."""
+
     inner: Any
     slow: PyTree
     """Parameters after the last return, in float32."""

@@ -15,6 +15,8 @@ from trainkit.recipe.optimizers.wrappers import Mars
 
 
 class MarsState(NamedTuple):
+    """The state of the inner optimizer, and what MARS compares the next gradients with."""
+
     inner: Any
     last: PyTree
     """The last gradients or, of the exact method, the last parameters, in float32."""

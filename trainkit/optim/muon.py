@@ -101,6 +101,7 @@ def orthogonal(matrices: Array, coefficients: Coefficients, iterations: int) -> 
 
 
 def is_tall(matrices: Array) -> bool:
+    """Return whether matrices (…, m, n) have more rows than columns."""
     return matrices.shape[-2] > matrices.shape[-1]
 
 

@@ -13,12 +13,16 @@ from trainkit.recipe.optimizers.wrappers import Offset, Transport
 
 
 class OffsetState(NamedTuple):
+    """The state of the inner optimizer, and the average of its updates."""
+
     inner: Any
     offset: PyTree
     """The average of the updates, in float32."""
 
 
 class TransportState(NamedTuple):
+    """The state of the inner optimizer, and its last update."""
+
     inner: Any
     last: PyTree
     """The last update, in float32."""

@@ -37,6 +37,8 @@ class Learner(NamedTuple):
 
 
 class OnlineState(NamedTuple):
+    """The last update, and the state of the learner that chose it."""
+
     delta: PyTree
     """The update that the learner chose last."""
     learner: Any
@@ -107,6 +109,8 @@ def mirror_descent(spec: MirrorDescent) -> Learner:
 
 
 class FtrlState(NamedTuple):
+    """The averages of the gradients (`mu`) and of their squares (`nu`)."""
+
     mu: PyTree
     nu: PyTree
 
@@ -128,6 +132,8 @@ def ftrl(spec: AdaptiveFtrl) -> Learner:
 
 
 class BetState(NamedTuple):
+    """What a learner that bets has seen and won."""
+
     step: Array
     total: PyTree
     """The sum of the gradients."""
@@ -158,6 +164,8 @@ def coin_betting(spec: CoinBetting) -> Learner:
 
 
 class OneCoinState(NamedTuple):
+    """The bet on the size of the update, and the gradients that it is against."""
+
     bet: BetState
     size: Array
     """The last bet: the size of the update."""

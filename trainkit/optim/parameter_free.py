@@ -15,10 +15,13 @@ from trainkit.recipe.optimizers.parameter_free import DAdaptAdam, EstimatingAdam
 
 
 class EstimateState(NamedTuple):
+    """The state of an optimizer that estimates its learning rate."""
+
     inner: Any
     """Of optax's optimizer, with the estimate in `estim_lr` and the steps in `count`."""
 
     def metrics(self) -> dict[str, Array]:
+        """Return the estimate, by which the learning rate is multiplied."""
         return {"estimated_rate": self.inner.estim_lr}
 
 

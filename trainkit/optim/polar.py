@@ -14,6 +14,8 @@ from trainkit.recipe.optimizers.adam import PolarDescent
 
 
 class PolarState(NamedTuple):
+    """Averages of gradients and of their squares: for the direction of all parameters, and for their norm."""
+
     step: Array
     mu: PyTree
     """The average of the gradients of the direction."""

@@ -27,6 +27,8 @@ Factors = tuple[Array, Array]
 
 
 class PsgdState(NamedTuple):
+    """The average of the gradients (`mu`), and the triangular factors of the preconditioners of both sides."""
+
     step: Array
     mu: PyTree
     factors: PyTree

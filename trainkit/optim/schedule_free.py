@@ -24,6 +24,8 @@ def build(spec: ScheduleFree) -> optax.GradientTransformation:
 
 
 class AverageState(NamedTuple):
+    """The iterate of a schedule-free rule, and what its average needs."""
+
     iterate: PyTree
     """z of the paper, in float32. The parameters are y, between z and the average x."""
     weights: Array

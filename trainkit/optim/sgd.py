@@ -16,6 +16,8 @@ from trainkit.recipe.optimizers.first_order import Lars, Lion, NormalizedSgd, Sg
 
 
 class MomentumState(NamedTuple):
+    """The momentum `mu`, a decaying sum of the gradients."""
+
     step: Array
     mu: PyTree
 

@@ -20,6 +20,8 @@ SMALL_ERROR, MOST_ITERATIONS = 1e-6, 100
 
 
 class ShampooState(NamedTuple):
+    """Averages of directions and of products of gradients, and the roots made from them."""
+
     step: Array
     mu: PyTree
     """The average of the directions."""

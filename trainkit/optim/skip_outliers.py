@@ -13,6 +13,8 @@ from trainkit.recipe.optimizers.wrappers import SkipOutliers
 
 
 class SkipState(NamedTuple):
+    """The state of the inner optimizer, and the norms that gradients usually have."""
+
     inner: Any
     average: Array
     """Of the norms of the gradients that were not skipped."""
@@ -22,6 +24,7 @@ class SkipState(NamedTuple):
     """Steps that were."""
 
     def metrics(self) -> dict[str, Array]:
+        """Return the number of skipped steps."""
         return {"skipped": self.skipped}
 
 

@@ -19,6 +19,8 @@ Sides = list[Array | None]
 
 
 class SoapState(NamedTuple):
+    """Averages of the gradients and, in the eigenbasis of Shampoo's averages, of their squares."""
+
     step: Array
     mu: PyTree
     """The average of the gradients, as they are."""

@@ -18,6 +18,8 @@ RADIUS = 1e-3
 
 
 class SophiaState(NamedTuple):
+    """Averages of the gradients (`mu`) and of the estimates of the diagonal of the Hessian."""
+
     step: Array
     mu: PyTree
     curvature: PyTree
@@ -25,6 +27,7 @@ class SophiaState(NamedTuple):
     """The share of the last directions that were clipped."""
 
     def metrics(self) -> dict[str, Array]:
+        """Return the share of the last directions that were clipped."""
         return {"clipped_share": self.clipped}
 
 

@@ -38,6 +38,7 @@ class ClassCounts(NamedTuple):
 
     @staticmethod
     def of(predictions: Predictions, classes: int) -> ClassCounts:
+        """Return the counts of a batch of predictions, each (C,) for C classes."""
         if "labels" in predictions:
             return set_counts(predictions, axis=0)
         label_N, predicted_N = predictions["label"], predictions["predicted"]

@@ -154,6 +154,7 @@ def envelope(of: Points, *, window: StepRange, columns: int) -> Envelope:
 
 
 def drawable(y: Floats, log: bool) -> npt.NDArray[np.bool_]:
+    """Return which values can be drawn: finite ones, and with `log` only those above 0."""
     return np.isfinite(y) & (y > 0) if log else np.isfinite(y)
 
 

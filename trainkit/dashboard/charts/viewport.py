@@ -53,6 +53,7 @@ class Viewport:
         self.members: WeakSet[Member] = WeakSet()
 
     def look(self, key: str) -> ChartOptions:
+        """Return the options of the chart of this metric."""
         return self.looks.get(key, ChartOptions())
 
     def change_look(self, key: str, look: ChartOptions) -> None:
@@ -64,6 +65,7 @@ class Viewport:
         self._tell()
 
     def next_smoothing(self, key: str) -> None:
+        """Choose the next smoothing of the chart of this metric."""
         look = self.look(key)
         following = SMOOTHINGS[(SMOOTHINGS.index(look.smoothing) + 1) % len(SMOOTHINGS)]
         self.change_look(key, look._replace(smoothing=following))
@@ -128,6 +130,7 @@ class Viewport:
         self._changed()
 
     def toggle_log_x(self) -> None:
+        """Turn the logarithmic axis of steps on or off."""
         self.log_x = not self.log_x
         self._changed()
 

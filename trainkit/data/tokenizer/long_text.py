@@ -40,6 +40,7 @@ class LongText:
 
     @property
     def carried(self) -> int:
+        """Return how many characters at the end of the added text have not been returned as ids yet."""
         return len(self._text) - self._returned
 
     @property

@@ -113,10 +113,12 @@ class Decoder(Transformer):
 
     @property
     def softcap_of_scores(self) -> float | None:
+        """Return the bound of attention scores (Gemma 2); None without one."""
         return None
 
     @property
     def softcap_of_logits(self) -> float | None:
+        """Return the bound of logits (Gemma 2); None without one."""
         return None
 
     @property
