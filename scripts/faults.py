@@ -6,8 +6,8 @@ uv run python scripts/faults.py --short                  # every kind in at most
 
 A kind is a function `(workplace, times, chance) -> Iterator[Outcome]` in a file of `scripts/fault_kinds/`, listed in
 `KINDS`. An outcome is `exact` (what an uninterrupted run has, bit for bit), `fell back` (the same, from an older
-checkpoint), `refused` (with a message that names the file), `lost` (committed work is gone) or `wrong` (another result
-without a word). The exit code is 1 if anything is lost or wrong.
+checkpoint), `refused` (with a message that names the file), `reported` (the run goes on and says what differs), `lost`
+(committed work is gone) or `wrong` (another result without a word). The exit code is 1 if anything is lost or wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ HEAD = """\
 
 `scripts/faults.py` did this to real runs and wrote this table. *Exact*: the run ended with the same bits as one that
 nothing happened to. *Fell back*: the same, after it continued from an older checkpoint. *Refused*: it ended with a
-message that names the damaged file. *Lost*: committed work was gone. *Wrong*: another result without a word.
+message that names the damaged file. *Reported*: it went on and said what differs. *Lost*: committed work was gone.
+*Wrong*: another result without a word.
 
 """
 

@@ -26,6 +26,8 @@ from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
+from trainkit.events.log import NAME as LOG
+from trainkit.events.log import damage
 from trainkit.run.resume import prepare
 
 RESUMED_EVERY = 100
@@ -39,7 +41,7 @@ def flip_bits(workplace: Workplace, times: int, chance: random.Random) -> Iterat
     copy_of(workplace.directory, pristine)
     try:
         expected = _everything(workplace.directory)
-        states = {int(path.name): _digest(_leaves(path)) for path in step_directories(workplace.run)}
+        states = {int(path.name): (_digest(_leaves(path)), _log(path)) for path in step_directories(workplace.run)}
         by_kind = _files_by_kind(workplace.directory)
         for number in range(times):
             kind = sorted(by_kind)[number % len(by_kind)]
@@ -77,7 +79,7 @@ def _flip(path: Path, chance: random.Random) -> str:
     return f"bit {bit} of {path}"
 
 
-def _outcome(directory: Path, expected: Found, states: dict[int, str], what: str) -> Outcome:
+def _outcome(directory: Path, expected: Found, states: dict[int, tuple[str, str]], what: str) -> Outcome:
     try:
         found = _everything(directory)
     except TrainkitError as error:
@@ -85,9 +87,12 @@ def _outcome(directory: Path, expected: Found, states: dict[int, str], what: str
     except Exception as error:  # a traceback is no message
         return Outcome("lost", f"{what}: {type(error).__name__}: {error}")
     parts = {"recipe": found.recipe == expected.recipe, "data": found.data == expected.data}
-    parts["state"] = found.state == states.get(found.step)
-    if other := [part for part, same in parts.items() if not same]:
+    state, log = states[found.step]
+    parts |= {"state": found.state == state, "log": found.log == log}
+    if other := [part for part, same in parts.items() if not same and part not in found.reported]:
         return Outcome("wrong", f"{what}: other {' and '.join(other)}")
+    if not all(parts.values()):
+        return Outcome("reported", what)
     return Outcome("exact" if found.step == expected.step else "fell back", what)
 
 
@@ -98,6 +103,9 @@ class Found(NamedTuple):
     data: str
     state: str
     step: int
+    log: str
+    reported: tuple[str, ...]
+    """The parts of which a resume says that they differ."""
 
 
 def _everything(directory: Path) -> Found:
@@ -110,13 +118,19 @@ def _everything(directory: Path) -> Found:
         recipe = resumption.loaded.recipe
         own = recorded.with_own_tokenizer(recipe, run)
         cache = caches.find(own) or caches.build(own)
-        with contextlib.closing(cache):
-            data = TrainSet(cache, recipe)
-            batches = [data.batch(step) for step in range(STEPS)]
         restored = restore_newest(run, _leaves, on_damaged=lambda path, error: None)
         assert restored is not None, "the run has checkpoints"
+        with contextlib.closing(cache):
+            recorded.check_same_data(cache, recipe, restored[1].data, where=run)
+            data = TrainSet(cache, recipe)
+            batches = [data.batch(step) for step in range(STEPS)]
     content = [cache.fingerprint, *(batch[name] for batch in batches for name in sorted(batch))]
-    return Found(recipe.fingerprint(), _digest(content), _digest(restored[0]), restored[1].step)
+    mark = restored[1].log
+    assert mark is not None, "every checkpoint knows the log"
+    reported = ["recipe"] if any(note.startswith("recipe: ") for note in resumption.notes) else []
+    reported += ["log"] if damage(run, mark, step=restored[1].step) else []
+    log, step = _log(run / "checkpoints" / str(restored[1].step)), restored[1].step
+    return Found(recipe.fingerprint(), _digest(content), _digest(restored[0]), step, log, tuple(reported))
 
 
 def _leaves(checkpoint: Path) -> list[Any]:
@@ -129,6 +143,13 @@ def _leaves(checkpoint: Path) -> list[Any]:
     arrays = restore(checkpoint, template)
     plain = {name: jax.random.key_data(a) if leaves[name].kind == "key" else a for name, a in arrays.items()}
     return [part for name in sorted(plain) for part in (name, np.asarray(plain[name]))]
+
+
+def _log(checkpoint: Path) -> str:
+    """Return a digest of the part of the log that was there when a checkpoint was begun."""
+    mark = manifests.read(checkpoint).log
+    assert mark is not None, "every checkpoint knows the log"
+    return _digest([(checkpoint.parents[1] / LOG).read_bytes()[: mark[0]]])
 
 
 def _digest(parts: list[Any]) -> str:

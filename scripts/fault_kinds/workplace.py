@@ -15,7 +15,7 @@ from typing import NamedTuple
 from trainkit.checkpoint import store
 from trainkit.events.log import read
 
-OUTCOMES = ("exact", "fell back", "refused", "lost", "wrong")
+OUTCOMES = ("exact", "fell back", "refused", "reported", "lost", "wrong")
 STEPS = 24
 NAME = "tiny"
 RECIPE = f"""
