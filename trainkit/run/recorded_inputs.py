@@ -10,6 +10,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import damage, of_kinds
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import Difference, differences
+from trainkit.rundir import recipes
 from trainkit.rundir.directory import RECIPE, TOKENIZER, as_typed, recipe_of, tokenizer_checksum
 
 
@@ -52,10 +53,7 @@ def find_problems(directory: Path) -> list[str]:
     except TrainkitError as error:
         problems.append(f"{error.where}: {error.problem}")
     try:
-        present = present_recipe(directory, newest)
-        trained, unknown = trained_recipe(directory, newest, present)
-        changed = [str(d) for d in differences(trained.recipe, present.recipe) if not is_place(d)]
-        problems += [f"{as_typed(directory / RECIPE)}: {line}" for line in (*unknown, *changed)]
+        problems += [f"{as_typed(directory / RECIPE)}: {line}" for line in _edits(directory, newest)]
     except TrainkitError as error:
         problems.append(f"{error.where}: {error.problem}")
     mark = newest.manifest.log
@@ -64,9 +62,24 @@ def find_problems(directory: Path) -> list[str]:
     return problems
 
 
+def _edits(directory: Path, newest: Info) -> list[str]:
+    """Return what was edited in a run's recipe. One with plugins is not compared, as that would run their code."""
+    if any(key.startswith("plugins.") for key in recipes.entries(directory / RECIPE)):
+        return []
+    present = present_recipe(directory, newest)
+    trained, unknown = trained_recipe(directory, newest, present)
+    return [*unknown, *(str(d) for d in differences(trained.recipe, present.recipe) if not is_place(d))]
+
+
 def is_place(difference: Difference) -> bool:
     """Return whether a difference says only where a file is, as in a run that was moved: its content is checked."""
-    return all(isinstance(value, str) and Path(value).is_absolute() for value in (difference.old, difference.new))
+    return all(_is_path(value) for value in (difference.old, difference.new))
+
+
+def _is_path(value: object) -> bool:
+    """Return whether a value of a recipe is an absolute path, or a list of such."""
+    texts = value if isinstance(value, list | tuple) else [value]
+    return bool(texts) and all(isinstance(text, str) and Path(text).is_absolute() for text in texts)
 
 
 def check_tokenizer(directory: Path, newest: Info | None) -> None:
