@@ -16,13 +16,12 @@ from typing import Protocol
 
 from trainkit.errors import DONE, FAILED, STOPPED_EARLY, TrainkitError
 from trainkit.events import commands
-from trainkit.events.log import last_end
+from trainkit.events.log import last_attempt, last_end
 from trainkit.parallel import hosts
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.attempt import spawn
-from trainkit.run.resume import prepare
 from trainkit.run.start import Start
-from trainkit.rundir.directory import create, hold_lock, is_training, recipe_of, write_sweep
+from trainkit.rundir.directory import create, hold_lock, is_training, recipe_of, replace_recipe, write_sweep
 from trainkit.search.study import Study
 from trainkit.search.trials import Trial
 from trainkit.text import format_quantity, plural
@@ -182,14 +181,10 @@ def _give_time(study: Study, trial: Trial) -> str:
     if own.until is None or own.seconds_left(now=datetime.now(), spent=0) > 0:
         return ""
     until = _loaded_now(study, trial).recipe.train.until
-    prepare(
-        trial.directory,
-        step=None,
-        overrides=[f'train.until="{until}"'],
-        reset_optimizer=False,
-        forget_commands=False,
-        raise_rate=False,
-    )
+    # also a run that has done all but say so, which `trainkit resume` refuses
+    with hold_lock(trial.directory):
+        later = recipe_of(trial.directory, [f'train.until="{until}"'])
+        replace_recipe(trial.directory, later, attempt=last_attempt(trial.directory))
     return f" until {until}, as its time was over"
 
 
