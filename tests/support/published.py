@@ -24,7 +24,7 @@ class Published(NamedTuple):
 
 CHECKPOINTS = {
     "facebook/bart-base": Published("bart-base", "wordpiece"),
-    "bert-base-cased": Published("bert-base-uncased", "wordpiece"),
+    "google-bert/bert-base-cased": Published("bert-base-uncased", "wordpiece"),
     "meta-llama/Llama-3.2-1B": Published("llama-3.2-1b", "llama-3"),
     "HuggingFaceTB/SmolLM2-135M-Instruct": Published("smollm2-135m-instruct", "qwen"),
     "openai-community/gpt2": Published("gpt2", "gpt2"),
