@@ -14,33 +14,36 @@ from trainkit.recipe.optimizers.spec import Decay, DecayType, WidthScaling
 from trainkit.recipe.spec import Count, NotNegative, Positive
 
 
-class AdamW(WithMoments):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+class AdamLike(WithMoments):
+    """What Adam and most rules derived from it have."""
 
-    type: Literal["adamw"] = "adamw"
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""
     eps: Positive = 1e-8
     """Added to the root of the second average."""
-    weight_decay: NotNegative = 0.1
 
-    implementation: ClassVar[str] = "trainkit.optim.adamw"
     schedulable: ClassVar[Mapping[str, str]] = BETAS
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
     averages: ClassVar[int] = 2
 
 
-class Adam(WithMoments):
+class AdamW(AdamLike):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+
+    type: Literal["adamw"] = "adamw"
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    weight_decay: NotNegative = 0.1
+
+    implementation: ClassVar[str] = "trainkit.optim.adamw"
+
+
+class Adam(AdamLike):
     """Adam (Kingma & Ba 2015) with every part of it a switch, for the study of what each of them does.
 
     With neither `momentum` nor `preconditioner` it is gradient descent.
     """
 
     type: Literal["adam"]
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
-    """Added to the root of the second average."""
     momentum: bool = True
     """Whether the direction is the average of the gradients rather than the gradient."""
     preconditioner: bool = True
@@ -54,9 +57,6 @@ class Adam(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adam"
-    schedulable: ClassVar[Mapping[str, str]] = BETAS
-    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
-    averages: ClassVar[int] = 2
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "momentum", "preconditioner", "amsgrad"})
 
     @model_validator(mode="after")
@@ -75,41 +75,27 @@ class Adam(WithMoments):
         return (self.momentum + self.preconditioner + self.amsgrad) * moment_bytes(shape, self.moments)
 
 
-class NAdam(WithMoments):
+class NAdam(AdamLike):
     """Adam with Nesterov's momentum, whose decay rises over the steps (Dozat 2016), as in torch."""
 
     type: Literal["nadam"]
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
-    """Added to the root of the second average."""
     momentum_decay: NotNegative = 4e-3
     """How fast the decay of the momentum rises: at step t it is beta1 (1 - 0.96^(t x momentum_decay) / 2)."""
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadam"
-    schedulable: ClassVar[Mapping[str, str]] = BETAS
-    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
-    averages: ClassVar[int] = 2
 
 
-class NAdamW(WithMoments):
+class NAdamW(AdamLike):
     """AdamW that looks ahead by one step of momentum (Dozat 2016), as in optax."""
 
     type: Literal["nadamw"]
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
-    """Added to the root of the second average."""
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadamw"
-    schedulable: ClassVar[Mapping[str, str]] = BETAS
-    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
-    averages: ClassVar[int] = 2
 
 
-class Adamax(WithMoments):
+class Adamax(AdamLike):
     """Adam with the greatest recent gradient in place of the root mean square (Kingma & Ba 2015, algorithm 2)."""
 
     type: Literal["adamax"]
@@ -120,9 +106,6 @@ class Adamax(WithMoments):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adamax"
-    schedulable: ClassVar[Mapping[str, str]] = BETAS
-    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
-    averages: ClassVar[int] = 2
 
 
 class Adan(WithMoments):
@@ -175,7 +158,7 @@ class AdEMAMix(WithMoments):
         return self
 
 
-class Adopt(WithMoments):
+class Adopt(AdamLike):
     """Adam that converges with any second decay: each gradient is divided before it is averaged, by the squares of
     those before it (Taniguchi et al. 2024, arXiv:2411.02853)."""
 
@@ -188,9 +171,6 @@ class Adopt(WithMoments):
     """Whether divided gradients are clipped to step^(1/4), which the authors added later against bad first steps."""
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adopt"
-    schedulable: ClassVar[Mapping[str, str]] = BETAS
-    scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
-    averages: ClassVar[int] = 2
 
 
 class Lamb(WithMoments):
