@@ -22,7 +22,9 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Two or more runs.")],
     metric: Annotated[
         str | None,
-        typer.Option(help="What runs that differ in their seed are compared by; by default the first validation loss."),
+        typer.Option(
+            help="Compare runs that differ in their seed by this metric; by default, the first validation loss."
+        ),
     ] = None,
 ) -> str:
     """Show how the recipes and the results of runs differ.

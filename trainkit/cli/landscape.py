@@ -26,7 +26,7 @@ def landscape(
     run: RunOrStep,
     other: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN2[/STEP]]", help="With --direction between: where the line goes to."),
+        typer.Argument(metavar="[RUN2[/STEP]]", help="With --direction between: where the line ends."),
     ] = None,
     direction: Annotated[
         Literal["gradient", "update", "random", "between"],

@@ -36,7 +36,9 @@ def plan(
     mfu: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="The share of the devices' peak FLOP/s to expect.")
     ] = 0.4,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the learning rate over the steps.")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the learning rate and other schedules over the steps.")
+    ] = False,
 ) -> str:
     """Show what a recipe needs: steps, FLOPs, time and memory.
 

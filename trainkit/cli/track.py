@@ -25,7 +25,8 @@ class Tracker(StrEnum):
 def track(
     run: RunName,
     to: Annotated[
-        Tracker | None, typer.Option(help="The tracker; by default those of the run's recipe.", show_default=False)
+        Tracker | None,
+        typer.Option(help="Copy to this tracker; by default, to those of the run's recipe.", show_default=False),
     ] = None,
     table: Annotated[
         Path | None,
