@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ import pytest
 import trajectories
 from reference import Reference
 
-from trainkit.optim.muon import orthogonal
+from trainkit.optim.orthogonal import MARGIN, NEWTON_SCHULZ, POLAR_EXPRESS, orthogonal
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.matrix import Muon
+from trainkit.recipe.optimizers.matrix import Coefficients, Compute, Muon
 from trainkit.recipe.optimizers.wrappers import Offset
 
 RATE = 0.02
@@ -136,3 +136,44 @@ def test_newton_schulz_leaves_singular_values_in_its_published_band() -> None:
     matrices = np.random.default_rng(0).normal(size=(4, 16, 32))
     values = np.linalg.svd(np.asarray(orthogonal(jnp.asarray(matrices, jnp.float32), "newton-schulz", 5)))[1]
     assert values.min() > 0.68 and values.max() < 1.21
+
+
+def stretched(rows: int, columns: int) -> np.ndarray:
+    """Return matrices (2, rows, columns) whose singular values fall from 1 to a thousandth."""
+    chance = np.random.default_rng(0)
+    left, right = (np.linalg.qr(chance.normal(size=(2, side, rows)))[0] for side in (rows, columns))
+    return left * np.geomspace(1, 1e-3, rows) @ right.swapaxes(-2, -1)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "iterations", "columns"),
+    [("newton-schulz", 5, 17), ("newton-schulz", 1, 60), ("newton-schulz", 5, 60), ("polar-express", 8, 60)],
+)
+def test_products_of_halves_and_of_squares_alone_are_those_of_whole_matrices(
+    coefficients: Coefficients, iterations: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large matrices are: symmetric products in halves, and long matrices by their squares."""
+    monkeypatch.setattr("trainkit.optim.orthogonal.MANY_ROWS", 4)
+    matrices = stretched(17, columns)
+    wanted = matrices / np.linalg.norm(matrices, axis=(-2, -1), keepdims=True)
+    if coefficients == "polar-express":
+        wanted = wanted / MARGIN
+    for number in range(iterations):
+        a, b, c = NEWTON_SCHULZ
+        if coefficients == "polar-express":
+            a, b, c = POLAR_EXPRESS[number]
+            if number < len(POLAR_EXPRESS) - 1:
+                a, b, c = a / MARGIN, b / MARGIN**3, c / MARGIN**5
+        square = wanted @ wanted.swapaxes(-2, -1)
+        wanted = a * wanted + (b * square + c * square @ square) @ wanted
+    found = orthogonal(jnp.asarray(matrices, jnp.float32), coefficients, iterations)
+    assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("columns", [24, 60])
+def test_iterations_in_bfloat16_differ_by_a_few_percent(columns: int) -> None:
+    matrices = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, columns)), jnp.float32)
+    exact, found = (np.asarray(orthogonal(matrices, "newton-schulz", 5, compute)) for compute in get_args(Compute))
+    assert 1e-3 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.04
+    values = np.linalg.svd(found)[1]
+    assert values.min() > 0.6 and values.max() < 1.25 and found.dtype == np.float32

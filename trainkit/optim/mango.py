@@ -12,7 +12,8 @@ from jaxtyping import Array, PyTree
 
 from trainkit.optim.lapack import one_by_one
 from trainkit.optim.moments import store_averages
-from trainkit.optim.muon import is_tall, laprop, orthogonal
+from trainkit.optim.muon import laprop
+from trainkit.optim.orthogonal import is_tall, orthogonal
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.mango import MangoOfRole, kind_for
 

@@ -38,6 +38,7 @@ from trainkit.recipe.union import members_at
 _LATER: dict[str, dict[str, Any]] = {
     "evaluate": {"tags": {}},
     "run": {"average_from": False},
+    "optimizer": {"compute": "float32"},
     "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "sequence_length", "mixture")),
     "task": {"likelihood_of_prompt": False},
 }
