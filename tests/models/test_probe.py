@@ -17,6 +17,7 @@ from trainkit.models.loss import blocked_cross_entropy
 from trainkit.models.probe import Reports, collect_reports
 from trainkit.models.rope import rotary_tables, rotate
 from trainkit.models.stack import LanguageModel
+from trainkit.parallel import mesh
 from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.families.deberta_v3 import Deberta
 from trainkit.recipe.families.modernbert import ModernBert
@@ -177,7 +178,7 @@ def test_attention_without_preferences_has_the_entropy_of_what_it_sees(family: s
     expected = [mean_log(visible) for visible in seen[family]]
     np.testing.assert_allclose(reports["attention/entropy"]["blocks.attention"], expected, rtol=1e-5)
     np.testing.assert_array_equal(reports["attention/max_logit"]["blocks.attention"], np.zeros(LAYERS))
-    assert ("activations/dead" in reports) == (family != "qwen3-moe"), "units of experts are not reported"
+    assert set(reports["activations/dead"]) == {"blocks.experts" if family == "qwen3-moe" else "blocks.mlp"}
 
 
 def test_both_stacks_of_an_encoder_decoder_and_the_attention_between_them_are_seen() -> None:
@@ -209,6 +210,58 @@ def test_a_unit_is_dead_if_no_token_but_padding_uses_it() -> None:
     for path, parts in quiet.items():
         for part, value in parts.items():
             np.testing.assert_array_equal(loud[path][part], value, err_msg=path)
+
+
+def test_a_unit_of_an_expert_is_dead_if_none_of_its_tokens_uses_it() -> None:
+    model = small_families.model(small_families.SPECS["qwen3-moe"])
+    # a fourth of the units are 0 for every token
+    model = eqx.tree_at(lambda m: m.blocks.mlp.gate, model, replace_fn=lambda gate: gate.at[..., :6].set(0))
+    reports, _ = probe(model)
+    positions = jnp.broadcast_to(jnp.arange(LENGTH), TOKENS.shape)
+    tables = rotary_tables(model.ropes[0], 16)
+
+    @eqx.filter_jit
+    def layer(block: Any, x: Any) -> Any:
+        place = LayerContext(positions, SEGMENTS, jnp.asarray(0), tables, jnp.asarray(COUNTED))
+        y, _ = block.attention(block.attention_norm(x), place, None)
+        return block.mlp_norm(x + y), block(x, place, None)[0]
+
+    x = model.token_embedding[TOKENS]
+    for number, block in enumerate(layers_of(model)):
+        inner, x = layer(block, x)
+        inner_ND = np.asarray(inner)[COUNTED]
+        chosen_NC = np.argsort(-inner_ND @ np.asarray(block.mlp.router.weight), -1)[:, : block.mlp.per_token]
+        dead = []
+        for expert, gate_DF in enumerate(np.asarray(block.mlp.gate)):
+            own_ND = inner_ND[(chosen_NC == expert).any(-1)]
+            dead.append((own_ND @ gate_DF <= 0).all(0).mean())
+        assert np.mean(dead) >= 0.25
+        np.testing.assert_allclose(reports["activations/dead"]["blocks.experts"][number], np.mean(dead), rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3-moe"])
+def test_a_probe_sees_the_same_on_eight_devices(family: str) -> None:
+    model = small_families.model(small_families.SPECS[family])
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, small_families.VOCAB, (8, LENGTH)))
+    segments = jnp.asarray([[1] * filled + [0] * (LENGTH - filled) for filled in range(9, 17)])
+
+    @eqx.filter_jit
+    def reports_of(model: Any, tokens: jax.Array, segments: jax.Array) -> Reports:
+        with probing() as reports:
+            model.hidden_and_penalty(tokens, segments_BT=segments)
+        return reports
+
+    one = reports_of(model, tokens, segments)
+    device_mesh = mesh.make_mesh(data=2, fsdp=4)
+    with jax.set_mesh(device_mesh):
+        rows = mesh.NamedSharding(device_mesh, mesh.PartitionSpec(("data", "fsdp")))
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        placed = eqx.combine(jax.device_put(arrays, mesh.shardings(device_mesh, arrays)), rest)
+        eight = reports_of(placed, *jax.device_put((tokens, segments), rows))
+    assert {path: set(parts) for path, parts in eight.items()} == {path: set(parts) for path, parts in one.items()}
+    for path, parts in one.items():
+        for part, value in parts.items():
+            np.testing.assert_allclose(eight[path][part], value, rtol=1e-5, atol=1e-6, err_msg=f"{path}/{part}")
 
 
 def test_a_pass_that_nobody_probes_is_the_same_program() -> None:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models import probe
 from trainkit.models.custom_vjps import gated_silu
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import Weight, exact
@@ -84,6 +85,9 @@ class Experts(eqx.Module):
         y_BTD = on_own_rows(
             through_experts, x_BTD, chosen_BTC, weight_BTC, self.gate, self.up, self.down, whole=(3, 4, 5)
         )
+        probe.report_expert_units(
+            lambda seen_BT: on_own_rows(used_units, x_BTD, chosen_BTC, seen_BT, self.gate, whole=(3,)), x_BTD.shape[:2]
+        )
         counted_BT1 = jnp.float32(1) if counted_BT is None else counted_BT[..., None].astype(jnp.float32)
         hits_BTE = jax.nn.one_hot(chosen_BTC, self.gate.shape[0]).sum(-2)
         tokens = jnp.broadcast_to(counted_BT1, (*x_BTD.shape[:2], 1)).sum()
@@ -104,14 +108,37 @@ def through_experts(
     Every row is taken once, so that the backward pass adds nothing up in an order that could differ.
     """
     b, t, d = x_BTD.shape
-    n, c, experts = b * t, chosen_BTC.shape[-1], gate_EDF.shape[0]
-    places = Places.of(chosen_BTC.reshape(n * c), experts)
-    x_RD = jnp.broadcast_to(x_BTD.reshape(n, 1, d), (n, c, d)).reshape(n * c, d)
-    x_PD = x_RD.at[places.row_P].get(mode="fill", fill_value=0, unique_indices=True)
+    n, c = b * t, chosen_BTC.shape[-1]
+    places, x_PD = _placed(x_BTD, chosen_BTC, gate_EDF.shape[0])
     inner_PF = gated_silu(places.product(x_PD, gate_EDF), places.product(x_PD, up_EDF))
     y_RD = places.product(inner_PF, down_EFD).at[places.place_R].get(unique_indices=True)
     y_ND = jnp.einsum("ncd,nc->nd", y_RD.reshape(n, c, d).astype(jnp.float32), weight_BTC.reshape(n, c))
     return y_ND.reshape(b, t, d).astype(x_BTD.dtype)
+
+
+def used_units(
+    x_BTD: Float[Array, "B T D"],
+    chosen_BTC: Int[Array, "B T C"],
+    counted_BT: Bool[Array, "B T"],
+    gate_EDF: Float[Array, "E D F"] | Weight,
+) -> Bool[Array, "B E F"]:
+    """Return the units of each expert whose activation has an input above 0 for one of the counted tokens of a row."""
+    experts = gate_EDF.shape[0]
+    places, x_PD = _placed(x_BTD, chosen_BTC, experts)
+    gate_RF = places.product(x_PD, gate_EDF).at[places.place_R].get(unique_indices=True)
+    above_BTCF = (gate_RF > 0).reshape(*chosen_BTC.shape, -1).astype(jnp.float32)
+    given_BTCE = jax.nn.one_hot(chosen_BTC, experts) * counted_BT[..., None, None]
+    return jnp.einsum("btcf,btce->bef", above_BTCF, given_BTCE) > 0
+
+
+def _placed(
+    x_BTD: Float[Array, "B T D"], chosen_BTC: Int[Array, "B T C"], experts: int
+) -> tuple[Places, Float[Array, "P D"]]:
+    """Return the places of all rows, and the rows in them."""
+    (b, t, d), c = x_BTD.shape, chosen_BTC.shape[-1]
+    places = Places.of(chosen_BTC.reshape(b * t * c), experts)
+    x_RD = jnp.broadcast_to(x_BTD.reshape(b * t, 1, d), (b * t, c, d)).reshape(b * t * c, d)
+    return places, x_RD.at[places.row_P].get(mode="fill", fill_value=0, unique_indices=True)
 
 
 class Places(NamedTuple):

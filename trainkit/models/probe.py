@@ -109,6 +109,18 @@ def report_units(x_BTF: Float[Array, "B T F"]) -> None:
     probe.add("activations/dead", "mlp", 1 - used_F.astype(jnp.float32).mean())
 
 
+def report_expert_units(used: Callable[[Bool[Array, "B T"]], Bool[Array, "B E F"]], shape: tuple[int, ...]) -> None:
+    """Report the share of the units of all experts of a layer that are dead, as `report_units` has it.
+
+    Args:
+        used: returns which units of which experts some of the given tokens of each row use.
+        shape: of the tokens, (B, T).
+    """
+    if (probe := _PROBE.get()) is not None:
+        used_EF = used(_counted(probe, shape)).any(0)
+        probe.add("activations/dead", "experts", 1 - used_EF.astype(jnp.float32).mean())
+
+
 def report_scores(scores: Callable[[], Float[Array, "B H T S"]]) -> None:
     """Report the mean entropy of attention over heads and tokens, in nats, and its largest logit.
 
