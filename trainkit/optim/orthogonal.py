@@ -43,8 +43,8 @@ def orthogonal(matrices: Array, coefficients: Coefficients, iterations: int, com
         return _by_squares(x, polynomials)
     x = x.astype(compute)
     for a, b, c in polynomials:
-        square = _symmetric(x, x, compute)
-        factor = b * square + c * _symmetric(square, square, compute)
+        square = symmetric(x, x, compute)
+        factor = b * square + c * symmetric(square, square, compute)
         x = (a * x + _product("...mk,...kn->...mn", factor, x, compute)).astype(compute)
     return x.astype(jnp.float32)
 
@@ -59,17 +59,17 @@ def _by_squares(x: Array, polynomials: list[Polynomial]) -> Array:
     eye = jnp.eye(x.shape[-2])
     parts = [polynomials[:2], *(polynomials[first : first + 3] for first in range(2, len(polynomials), 3))]
     for part in parts:
-        square, factor = _symmetric(x, x), eye
+        square, factor = symmetric(x, x), eye
         for number, (a, b, c) in enumerate(part):
-            f = a * eye + b * square + c * _symmetric(square, square)
-            factor = f if number == 0 else _symmetric(f, factor)
+            f = a * eye + b * square + c * symmetric(square, square)
+            factor = f if number == 0 else symmetric(f, factor)
             if number < len(part) - 1:
-                square = _symmetric(_symmetric(f, square), f)
+                square = symmetric(symmetric(f, square), f)
         x = factor @ x
     return x
 
 
-def _symmetric(x: Array, y: Array, compute: Compute = "float32") -> Array:
+def symmetric(x: Array, y: Array, compute: Compute = "float32") -> Array:
     """Return x y^T of matrices (…, m, n) where it is symmetric: computed below the diagonal, copied above it."""
     axes, half = "...mk,...nk->...mn", x.shape[-2] // 2
     if x.shape[-2] < MANY_ROWS:

@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from trainkit.optim.lapack import one_by_one
 from trainkit.optim.moments import store_averages
+from trainkit.optim.orthogonal import symmetric
 from trainkit.parallel.mesh import on_own_matrices
 from trainkit.recipe.optimizers.matrix import Soap
 
@@ -81,7 +82,7 @@ def _sides(shape: tuple[int, ...], longest: int) -> Sides:
 
 
 def _grams(g: Array) -> tuple[Array, Array]:
-    return jnp.einsum("...mn,...kn->...mk", g, g), jnp.einsum("...mn,...mk->...nk", g, g)
+    return symmetric(g, g), symmetric(g.mT, g.mT)
 
 
 def _rotate(x: Array, bases: Sides) -> Array:
@@ -130,7 +131,6 @@ def _next_bases(averages: list[Sides], bases: list[Sides], v: list[Array]) -> tu
 
 def _power_iteration(average: Array, basis: Array) -> tuple[Array, Array]:
     """Return the next eigenvectors, and the old ones' order by eigenvalue."""
-    estimates = jnp.einsum("...ki,...kl,...li->...i", basis, average, basis)
-    order = jnp.argsort(-estimates, axis=-1)
-    sorted_basis = jnp.take_along_axis(basis, order[..., None, :], -1)
-    return one_by_one(lambda x: jnp.linalg.qr(x)[0], average @ sorted_basis), order
+    product = average @ basis
+    order = jnp.argsort(-(basis * product).sum(-2), axis=-1)
+    return one_by_one(lambda x: jnp.linalg.qr(x)[0], jnp.take_along_axis(product, order[..., None, :], -1)), order
