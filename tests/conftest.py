@@ -24,6 +24,7 @@ sys.dont_write_bytecode = False
 # Read by jax when it is first imported here. `support/trainer.py` takes it away from the trainers that it starts.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as `trainkit` sets it
 os.environ["HF_HUB_OFFLINE"] = "1"
 # pytest imports readline, which tells every process that it starts, such as a worker with tests, that this is 80 by 24
 for name in ("COLUMNS", "LINES"):

@@ -226,7 +226,8 @@ class Contender:
 
     def __init__(self, name: str, rule: str, layers: int, python: str) -> None:
         command = [python, __file__, "--serve", name, rule, "--layers", str(layers)]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        # as the command `trainkit` sets them; torch has another BLAS
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import get_args
@@ -10,6 +11,7 @@ import pytest
 from imports import HEAVY, command, loaded
 from sample_recipe import write
 
+from trainkit import cli
 from trainkit.recipe.optimizers.spec import Optimizer
 from trainkit.recipe.optimizers.wrapper_spec import Wrapper
 from trainkit.recipe.sections.document_spec import Document
@@ -61,3 +63,14 @@ def test_a_recipe_that_is_right_needs_no_diagnosis(tmp_path):
 def test_the_event_log_needs_only_the_standard_library(tmp_path):
     bare = loaded("", tmp_path)
     assert loaded("import trainkit.events.log", tmp_path) - bare <= sys.stdlib_module_names | {"trainkit"}
+
+
+@pytest.mark.parametrize(("before", "threads"), [(None, 1), ("3", 3)])
+def test_openblas_has_one_thread_unless_the_user_says_otherwise(monkeypatch, before, threads):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", before or "")
+    if before is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    monkeypatch.setattr(cli, "_run", lambda: int(os.environ["OPENBLAS_NUM_THREADS"]))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == threads

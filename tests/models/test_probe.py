@@ -247,7 +247,7 @@ def test_a_probe_sees_the_same_on_eight_devices(family: str) -> None:
 
     @eqx.filter_jit
     def reports_of(model: Any, tokens: jax.Array, segments: jax.Array) -> Reports:
-        with probing() as reports:
+        with collect_reports() as reports:
             model.hidden_and_penalty(tokens, segments_BT=segments)
         return reports
 

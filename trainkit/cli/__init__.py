@@ -38,6 +38,9 @@ def main() -> NoReturn:
     """
     # looking for pydantic's plugins reads the metadata of every installed package; a recipe needs none
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    # XLA calls LAPACK from threads of its own; those that wait inside OpenBLAS take the processor from all others:
+    # a QR decomposition on a busy machine took twelve times the CPU time
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _raise_descriptor_limit()
     code = _run()
     try:
