@@ -147,6 +147,10 @@ class Adagrad(OptimizerSpec):
     decay_type: DecayType = "coupled"
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_adagrad"
+    unscheduled: ClassVar[Mapping[str, str]] = {
+        "momentum": "it has no momentum, as published",
+        "beta2": "it sums squares and forgets none",
+    }
     scaled_by_width: ClassVar[WidthScaling | None] = "entrywise"
 
     def state_bytes(self, shape: Shape) -> int:
@@ -169,6 +173,10 @@ class Adafactor(OptimizerSpec):
     """Added to squares."""
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_adafactor"
+    unscheduled: ClassVar[Mapping[str, str]] = {
+        "momentum": "it keeps no average of gradients, which is why it takes so little memory",
+        "beta2": "the decay of its averages has a schedule of its own, 1 - t^-decay_rate",
+    }
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "least_factored"})
 
     def state_bytes(self, shape: Shape) -> int:

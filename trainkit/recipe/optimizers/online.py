@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
@@ -117,6 +118,9 @@ class OnlineToNonConvex(OptimizerSpec):
 
     implementation: ClassVar[str] = "trainkit.optim.online"
     owns_rate: ClassVar[bool] = True
+    unscheduled: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("momentum", "beta2"), "its learner decides how gradients enter the updates"
+    )
     state_keys: ClassVar[frozenset[str]] = frozenset({"type"})
 
     def state_key_values(self) -> dict[str, Any]:

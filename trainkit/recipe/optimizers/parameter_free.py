@@ -38,6 +38,11 @@ class ScheduleFree(OptimizerSpec):
     finish: ClassVar[str | None] = "trainkit.optim.schedule_free:average"
     own_average: ClassVar[str | None] = "trainkit.optim.schedule_free:averages"
     owns_rate: ClassVar[bool] = True
+    schedulable: ClassVar[Mapping[str, str]] = {"beta2": "betas.1"}
+    unscheduled: ClassVar[Mapping[str, str]] = {
+        "momentum": "betas.0 is where gradients are taken, and the model is computed from it, so it stays the same",
+        "beta2": 'base = "sgd" divides by no squares',
+    }
     state_keys: ClassVar[frozenset[str]] = frozenset({"type", "base"})
 
     @model_validator(mode="after")
@@ -45,6 +50,9 @@ class ScheduleFree(OptimizerSpec):
         if self.betas[0] == 0:
             raise ValueError("optimizer.betas.0 must be above 0: the average is computed from it")
         return self
+
+    def schedulable_key(self, name: str) -> str | None:
+        return None if name == "beta2" and self.base == "sgd" else super().schedulable_key(name)
 
     def state_bytes(self, shape: Shape) -> int:
         return 4 * math.prod(shape) * (2 if self.base == "adamw" else 1)

@@ -17,6 +17,9 @@ class WithSchedules(Spec):
     schedulable: ClassVar[Mapping[str, str]] = {}
     """The keys that `[schedules]` can scale beside the weight decay, such as `betas.0`, by their names there."""
 
+    unscheduled: ClassVar[Mapping[str, str]] = {}
+    """Why `[schedules]` cannot scale a value of this rule, by its name there."""
+
     def schedulable_key(self, name: str) -> str | None:
         """Return the key of this rule that `[schedules]` scales by a name; None where the rule has none."""
         return "weight_decay" if name == "weight_decay" else self.schedulable.get(name)

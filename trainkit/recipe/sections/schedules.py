@@ -92,9 +92,10 @@ class Schedules(Spec):
         for name, schedule in self.of_optimizer.items():
             if not optimizer.scheduled_values(name):
                 having = (rule for rule in rules() if name == "weight_decay" or name in rule.schedulable)
+                why = f": {optimizer.unscheduled[name]}" if name in optimizer.unscheduled else ""
                 raise ValueError(
-                    f'schedules.{name}: optimizer.type = "{optimizer.type}" has nothing to scale; those that have are'
-                    f" {', '.join(map(type_of, having))}"
+                    f'schedules.{name}: optimizer.type = "{optimizer.type}" has nothing to scale{why}; those that have'
+                    f" are {', '.join(map(type_of, having))}"
                 )
             _check_scaled(name, schedule, optimizer.scheduled_values(name))
 
