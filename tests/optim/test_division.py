@@ -53,8 +53,8 @@ def test_eight_devices_compute_an_eighth_each_of_what_one_computes(
     with jax.set_mesh(device_mesh):
         jitted = jax.jit(update, in_shardings=tuple(placed), out_shardings=(placed[2], placed[1]))
         shared = jitted.lower(first, state, params).compile()
-    # what is not a product of matrices is repeated, and is much of it where they are this small: psgd's random numbers
-    assert flops_of(shared) < (0.24 if rule == "psgd" else 0.18) * flops_of(alone)
+    # what is not a product of matrices is repeated, and is much of it where they are this small
+    assert flops_of(shared) < 0.18 * flops_of(alone)
     apart = jax.device_put(state, placed[1])
     for grads in (first, arrays(2), arrays(3)):
         wanted, state = alone(grads, state, params)

@@ -49,7 +49,8 @@ def psgd(diagonal: tuple[bool, bool], sure: int) -> dict[str, np.ndarray]:
         key = jax.random.fold_in(jax.random.key(7), t)
         m = 0.9 * m + 0.1 * trajectories.gradient({MATRIX: params}, t)[MATRIX]
         grads = m / (1 - 0.9 ** (t + 1))
-        probes = np.asarray(jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, rule.PROBE), 0), params.shape))
+        keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, rule.PROBE), 0), len(params))
+        probes = np.stack([jax.random.normal(key, params.shape[1:]) for key in keys])
         probable = np.clip(np.exp(-0.01 * (t + 1 - sure)), 0.03, 1)
         whether, balance = (
             float(jax.random.uniform(jax.random.fold_in(key, each))) for each in (rule.WHETHER, rule.BALANCE)

@@ -81,16 +81,28 @@ def _probability(spec: Psgd, step: Array) -> Array:
 
 def _next_factors(spec: Psgd, factors: list[Factors], matrices: list[Array], key: PRNGKeyArray) -> list[Factors]:
     """Return the factors after a step along the gradient of the whitening loss at a random probe."""
-    probes = [
-        jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, PROBE), number), matrix.shape)
+    keys = [
+        _keys(jax.random.fold_in(jax.random.fold_in(key, PROBE), number), matrix.shape[:-2])
         for number, matrix in enumerate(matrices)
     ]
     balances = jax.random.uniform(jax.random.fold_in(key, BALANCE)) < BALANCED
+    impl = jax.random.key_impl(key)
     return on_own_matrices(
-        lambda q, g, v, balances: _fitted(_balanced(q, balances), g, v, spec.factor_rate),
-        list(zip(factors, matrices, probes, strict=True)),
+        lambda q, g, k, balances: _fitted(_balanced(q, balances), g, _probes(k, impl, g.shape), spec.factor_rate),
+        list(zip(factors, matrices, keys, strict=True)),
         balances,
     )
+
+
+def _keys(key: PRNGKeyArray, lead: tuple[int, ...]) -> Array:
+    """Return a key for each matrix, as data (*lead, 1, words): each device draws the numbers of its own matrices."""
+    return jax.random.key_data(jax.random.split(key, lead))[..., None, :]
+
+
+def _probes(keys: Array, impl: Any, shape: tuple[int, ...]) -> Array:
+    """Return normal numbers of a shape (…, m, n), those of each matrix from its own key."""
+    own = jax.random.wrap_key_data(keys.reshape(-1, keys.shape[-1]), impl=impl)
+    return jax.vmap(lambda key: jax.random.normal(key, shape[-2:]))(own).reshape(shape)
 
 
 def _balanced(factors: Factors, balances: Array) -> Factors:
