@@ -170,10 +170,9 @@ def test_products_of_halves_and_of_squares_alone_are_those_of_whole_matrices(
     assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("columns", [24, 60])
-def test_iterations_in_bfloat16_differ_by_a_few_percent(columns: int) -> None:
-    matrices = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, columns)), jnp.float32)
+def test_iterations_in_bfloat16_differ_by_a_few_percent() -> None:
+    matrices = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, 60)), jnp.float32)
     exact, found = (np.asarray(orthogonal(matrices, "newton-schulz", 5, compute)) for compute in get_args(Compute))
-    assert 1e-3 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.04
+    assert 0.005 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.05
     values = np.linalg.svd(found)[1]
-    assert values.min() > 0.6 and values.max() < 1.25 and found.dtype == np.float32
+    assert values.min() > 0.65 and values.max() < 1.21 and found.dtype == np.float32

@@ -75,7 +75,7 @@ class Muon(MatrixOptimizer, WithMoments):
     """Iterations at each step."""
     compute: Compute = "float32"
     """Type of the matrices between iterations; products are summed in float32. `bfloat16`, as published and in
-    torch.optim.Muon, is faster on processors with instructions for it, and changes directions by 1 or 2 percent."""
+    torch.optim.Muon, is faster on processors with instructions for it, and changes directions by 2 to 4 percent."""
     scale: Literal["width", "rms", "nuclear"] = "width"
     """How updates depend on a matrix's shape. `width` multiplies them by sqrt(max(1, outputs / inputs)), as published;
     `rms` by 0.2 sqrt(max(inputs, outputs)), which makes them as large as AdamW's (Liu et al. 2025), so that a
