@@ -464,6 +464,8 @@ def test_a_key_that_came_later_changes_no_fingerprint_so_that_old_sweeps_continu
     decay = {"weight_decay": {"type": "linear"}}
     assert Recipe.model_validate(values).fingerprint() == "84e8286e1e509eb4"
     assert Recipe.model_validate({**values, "schedules": decay}).fingerprint() == "da6afcf630e9913e"
+    muon = {"type": "muon", "learning_rate": 1e-3, "adamw": {"learning_rate": 1e-3}}
+    assert Recipe.model_validate({**values, "optimizer": muon}).fingerprint() == "9203be806cadd7d5"
     other = Recipe.model_validate({**values, "schedules": {**decay, "batch_size": ((0, 8),)}})
     assert other.fingerprint() != "da6afcf630e9913e", "a value that is not the default changes it"
 
