@@ -16,6 +16,7 @@ import pytest
 from small_sweep import GRID, Ended, Killed, board, fake_trainer, finish, killing_trainer, study
 from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 
+from trainkit.cli.check import check
 from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
 from trainkit.events.log import EventLog, last_attempt, read
@@ -119,6 +120,23 @@ def test_a_wrong_sweep_is_refused_with_its_line_before_the_first_trial(
     with pytest.raises(TrainkitError, match=rf"(?s)tiny.toml:(?:{table}|{table + 1}): .*{problem}"):
         study(tmp_path, "[sweep.parameters]\n" + sweep)
     assert not (tmp_path / "runs").exists()
+
+
+def test_check_refuses_a_sweep_over_a_key_that_does_not_exist_or_a_wrong_value(tmp_path: Path) -> None:
+    study(tmp_path)
+    recipe = tmp_path / "tiny.toml"
+    good = recipe.read_text().replace("text/*.txt", str(recipe))
+    recipe.write_text(good)
+    assert check(recipe).startswith("ok: ")
+    for right, wrong, said in (
+        ("optimizer.learning_rate", "optimizer.lerning_rate", "no such key"),
+        ("low = 1, high = 2 }", "low = 0, high = 2 }", "model.layers = 0: expected a whole number of at least 1"),
+    ):
+        recipe.write_text(good.replace(right, wrong))
+        with pytest.raises(TrainkitError, match=f"a trial .* is refused: .*{said}") as refused:
+            check(recipe)
+        line = next(n for n, text in enumerate(recipe.read_text().splitlines(), 1) if wrong in text)
+        assert refused.value.where.endswith(f"tiny.toml:{line}")
 
 
 def test_a_metric_that_is_never_computed_and_a_recipe_without_a_sweep_are_refused(tmp_path: Path) -> None:

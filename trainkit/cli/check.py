@@ -25,6 +25,11 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
     parsed = loaded.recipe
     check_lengths(loaded, mode)
     _check_files(loaded)
+    if parsed.sweep is not None:
+        from trainkit.search.study import check_values
+        from trainkit.search.trials import TrialRecipes
+
+        check_values(TrialRecipes(recipe, overrides or [], mode, loaded), parsed.sweep)
     summary = [f"{parsed.model.type}"]
     trained = parsed.tokenizer.train if parsed.tokenizer else None
     if (trained is not None or not parsed.data.is_text) and not steps_need_data(parsed):

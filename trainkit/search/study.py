@@ -235,7 +235,7 @@ def study_of(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> 
     recipes = TrialRecipes(path, overrides, mode, base)
     if spec.method == "tpe":
         _require_optuna(base)
-        _check_values(recipes, spec)
+        check_values(recipes, spec)
         trials = []
     else:
         trials = [recipes.trial(number, settings) for number, settings in enumerate(settings_of(spec), start=1)]
@@ -263,8 +263,8 @@ def _require_optuna(base: Loaded) -> None:
         )
 
 
-def _check_values(recipes: TrialRecipes, spec: Sweep) -> None:
-    """Raise TrainkitError if a value of a key is wrong, whatever values the other keys have."""
+def check_values(recipes: TrialRecipes, spec: Sweep) -> None:
+    """Raise TrainkitError if a value, or an end of a range, of a key is wrong, whatever values the other keys have."""
     for settings in extremes(spec):
         others = {key: swept for key, swept in spec.parameters.items() if key not in settings}
         company = (
