@@ -420,6 +420,10 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
             [("min_ratio = 0.1", "max_ratio = 0.2")],
             "schedule.max_ratio = 0.2: no such key\nhint: did you mean min_ratio?",
         ),
+        (
+            [("[schedule]", '[[optimizer.groups]]\nmatch = "*.bias"\nlearning_rate = 1e-4\n[schedule]')],
+            "optimizer.groups.0.learning_rate = 0.0001: no such key\nhint: did you mean learning_rate_factor?",
+        ),
         ([('type = "cosine"', 'type = "constant"')], 'min_ratio goes with type = "cosine" or "linear" or "wsd"'),
         (
             [('type = "python-stdlib"', 'path = "a"\ndocument = { type = "labelled", labels = "b" }')],

@@ -146,7 +146,10 @@ def fit(node: Node, value: dict[str, Any], kind: str) -> int:
 
 def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> tuple[str, Key | None]:
     """Return (what to write instead, the key that is certainly meant) for an unknown key of a section."""
+    close = difflib.get_close_matches(name, known, n=1)
     foreign = FOREIGN.get(name)
+    if foreign and close and foreign.key.endswith(f".{name}"):  # a group has learning_rate_factor instead
+        foreign = None
     if foreign and foreign.key != dotted_key((*section, name)):
         target: Key = tuple(foreign.key.split("."))
         called = f"it is called {foreign.key} here" if foreign.key else ""
@@ -156,7 +159,6 @@ def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = 
         return hint, target if foreign.key and not foreign.note else None
     keys = list(leaves(language))
     elsewhere = [path for path in keys if path[-1] == name and path[:-1] != section and name != "type"]
-    close = difflib.get_close_matches(name, known, n=1)
     if len(elsewhere) == 1 or (elsewhere and not close):
         return f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", elsewhere[0] if len(elsewhere) == 1 else None
     if close:
