@@ -22,7 +22,7 @@ from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.schedules import Schedules
-from trainkit.recipe.sections.stages import STAIRS, Stages, mixture_stages
+from trainkit.recipe.sections.stages import STAIRS, Stages, mixture_stages, token_stages
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import check_lengths, load
 from trainkit.recipe.toml.values import differences
@@ -70,6 +70,43 @@ def test_batches_of_any_size_have_the_same_examples_in_the_same_order(mixed: tup
     np.testing.assert_array_equal(grown.batch(5, np.array([1, 6]))["tokens"], grown.batch(5)["tokens"][[1, 6]])
     assert [row.example for row in grown.rows(4)] == [row.example for row in plain.rows(1)][2:6]
     assert sum(grown.epochs(5).values()) == pytest.approx(14 / 8 * sum(plain.epochs(1).values()), rel=0.2)
+
+
+def test_batches_of_tokens_change_at_the_first_step_after_so_many_tokens(mixed: tuple[Recipe, caches.Cache]) -> None:
+    recipe, cache = mixed
+    length = recipe.data.positions
+    tokens = [[0, 2 * length], [5 * length, 4 * length], [13 * length + 1, 8 * length]]
+    by_tokens = scheduled(recipe, batch_tokens=tokens)
+    assert by_tokens.batch_sizes.begins == [0, 3, 5] and by_tokens.batch_sizes.values == [2, 4, 8]
+    same = scheduled(recipe, batch_size=[[0, 2], [3, 4], [5, 8]])
+    ours, theirs = TrainSet(cache, by_tokens), TrainSet(cache, same)
+    for step in (2, 4, 5, 9):
+        np.testing.assert_array_equal(ours.batch(step)["tokens"], theirs.batch(step)["tokens"])
+    assert ours.schedule_values(3) == {"schedules/batch_size": 4}
+    # an end within a stage that has begun: each stage has a step
+    assert token_stages([(0, 64), (1, 32), (2, 96)], 32) == ((0, 2), (1, 1), (2, 3))
+
+
+@pytest.mark.parametrize("encoding", ["pack", "pad", "windows"])
+def test_padded_and_packed_rows_are_cut_with_all_their_tokens(tmp_path: Path, encoding: str) -> None:
+    texts = room.write_jsonl(tmp_path / "a.jsonl", [room.text(i, words=1 + 2 * i) for i in range(12)])
+    recipe = room.recipe(tmp_path, texts, batch_size=8, sequence_length=64, encoding={"type": encoding})
+    data = TrainSet(caches.build(recipe), scheduled(recipe, sequence_length=[[0, 16], [1, 64]]))
+    whole, cut = data.batch(0), data.cut_batch(0)
+    for name in ("tokens", "targets", "weights"):
+        np.testing.assert_array_equal(cut[name].reshape(8, 64), whole[name])
+    assert {name: array.shape for name, array in cut.items()} == {
+        name: shape for name, (shape, _) in data.layouts()[16].items()
+    }
+    if encoding != "pack":
+        np.testing.assert_array_equal(cut["filled"].reshape(8, 4).sum(1), whole["filled"])
+        assert (cut["filled"] == 0).any(), "parts without a token"
+        return
+    np.testing.assert_array_equal(cut["segments"].reshape(8, 64), whole["segments"])
+    positions = whole["positions"].reshape(-1, 16)
+    assert positions[:, 0].any(), "rows that begin within a document"
+    column = np.arange(16)
+    np.testing.assert_array_equal(cut["positions"], np.where(positions > column, column, positions))
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -181,6 +218,11 @@ def test_the_plan_counts_tokens_and_work_of_all_stages_and_lists_them(tmp_path: 
         ("batch_size = [[0, 2], [5, 4]]", "batch_size reaches 4, and train.batch_size = 8"),
         ("batch_size = [[0, 4], [9999, 8]]", "schedules.batch_size changes at step 10,000, and the run has"),
         ("batch_size = [[0, 0]]", "schedules.batch_size"),
+        ("batch_size = [[0, 8]]\nbatch_tokens = [[0, 512]]", "contradict each other: give one of them"),
+        ("batch_tokens = [[0, 100], [999, 512]]", "100 is no multiple of data.sequence_length = 64: write 64 or 128"),
+        ("batch_tokens = [[0, 64], [999, 1024]]", "reaches 1024, which is 16 sequences, and train.batch_size = 8"),
+        ("batch_tokens = [[9, 64], [1, 512]]", "must begin at token 0 and list its tokens in rising order"),
+        ("batch_tokens = [[0, 64], [640000, 512]]", "batch_tokens changes at step 10,001, and the run has"),
         ("sequence_length = [[0, 10], [5, 64]]", "10 does not divide data.sequence_length = 64"),
         ("sequence_length = [[0, 32]]", "reaches 32, and data.sequence_length = 64"),
         ("mixture = { web = [[0, 1.0], [10, 0.5]] }", 'no \\[\\[data.train\\]\\] has name = "web" and a weight'),
@@ -193,11 +235,31 @@ def test_wrong_schedules_of_batches_are_refused(tmp_path: Path, table: str, said
         check_lengths(load(path), "full")
 
 
+@pytest.mark.parametrize(
+    ("table", "data", "said"),
+    [
+        ("batch_tokens = [[0, 512]]", '{ type = "pack" }', "count sequences, with schedules.batch_size"),
+        ("sequence_length = [[0, 64]]", '{ type = "pad", buckets = [16] }', 'data.encoding = { type = "pack" }'),
+    ],
+)
+def test_what_an_encoding_cannot_do_is_refused_with_what_fits(tmp_path: Path, table: str, data: str, said: str) -> None:
+    path = written(tmp_path, table)
+    path.write_text(path.read_text().replace("held_out", f"encoding = {data}\nheld_out"))
+    with pytest.raises(TrainkitError) as refused:
+        load(path)
+    line = path.read_text().splitlines().index(table) + 1
+    assert said in f"{refused.value.problem}" and refused.value.where.endswith(f"sample.toml:{line}")
+
+
 def test_a_batch_that_cannot_be_divided_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, "batch_size = [[0, 3], [9, 8]]")
     with pytest.raises(TrainkitError, match="batch_size = 3 cannot be divided") as refused:
         make_plan(load(path).recipe, devices=Devices(count=2), vocab_size=300, data=None)
     assert refused.value.where == "schedules.batch_size"
+    path = written(tmp_path, "batch_tokens = [[0, 192], [999, 512]]")
+    with pytest.raises(TrainkitError, match="batch_size = 3 cannot be divided") as refused:
+        make_plan(load(path).recipe, devices=Devices(count=2), vocab_size=300, data=None)
+    assert refused.value.where in refused.value.hint == "schedules.batch_tokens = 128 or 256"
 
 
 def test_batches_with_no_common_divisor_are_planned_one_by_one_or_refused(tmp_path: Path) -> None:
@@ -213,7 +275,12 @@ def test_batches_with_no_common_divisor_are_planned_one_by_one_or_refused(tmp_pa
 
 def test_a_run_keeps_its_batches(mixed: tuple[Recipe, caches.Cache]) -> None:
     recipe, _ = mixed
-    for table in ({"batch_size": SIZES}, {"sequence_length": [[0, 4], [2, 16]]}, {"mixture": {"a": [[0, 0.5]]}}):
+    for table in (
+        {"batch_size": SIZES},
+        {"batch_tokens": [[0, 64]]},
+        {"sequence_length": [[0, 4], [2, 16]]},
+        {"mixture": {"a": [[0, 0.5]]}},
+    ):
         other = scheduled(recipe, **table)
         with pytest.raises(TrainkitError, match="cannot change within a run"):
             check_changes(recipe, other, differences(recipe, other), reset_optimizer=False)

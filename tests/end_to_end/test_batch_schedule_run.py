@@ -21,7 +21,7 @@ weight = 1.0
 """
 SCHEDULES = """
 [schedules]
-batch_size = [[0, 2], [10, 4]]
+batch_tokens = [[0, 64], [640, 128]]
 sequence_length = [[0, 8], [6, 32]]
 mixture = { first = [[3, 1.0], [12, 0.0]] }
 [schedules.momentum]

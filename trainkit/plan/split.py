@@ -150,15 +150,16 @@ def _check_size(recipe: Recipe, size: int, replicas: int) -> None:
     """Raise TrainkitError if a batch of this size cannot be divided over the devices and into micro-batches."""
     wanted = recipe.train.micro_batch_size
     key = _size_key(recipe, size)
+    unit = recipe.data.positions if key == "schedules.batch_tokens" else 1
     if wanted == "auto":
         if size % replicas:
             raise TrainkitError(
                 f"batch_size = {size} cannot be divided equally among {_devices(replicas)}",
                 where=key,
-                hint=f"{key} = {_either(_multiples(replicas, size))}",
+                hint=f"{key} = {_either([unit * near for near in _multiples(replicas, size)])}",
             )
     elif size % (wanted * replicas):
-        hint = f"{key} = {_either(_multiples(wanted * replicas, size))}"
+        hint = f"{key} = {_either([unit * near for near in _multiples(wanted * replicas, size)])}"
         if size % replicas == 0:
             hint += f"; or train.micro_batch_size = {_either(_nearest(divisors(size // replicas), wanted))}"
         raise TrainkitError(
@@ -190,7 +191,8 @@ def _check_micro_batches(recipe: Recipe, replicas: int) -> None:
 
 def _size_key(recipe: Recipe, size: int) -> str:
     """Return the key that gives batches of this size."""
-    return "train.batch_size" if size == recipe.train.batch_size else "schedules.batch_size"
+    scheduled = recipe.schedules.batch_size_key if recipe.schedules else None
+    return "train.batch_size" if scheduled is None or size == recipe.train.batch_size else scheduled
 
 
 def shared_size(recipe: Recipe) -> int:

@@ -39,7 +39,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "evaluate": {"tags": {}},
     "run": {"average_from": False},
     "optimizer": {"compute": "float32"},
-    "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "sequence_length", "mixture")),
+    "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "batch_tokens", "sequence_length", "mixture")),
     "task": {"likelihood_of_prompt": False},
 }
 
@@ -273,7 +273,7 @@ class Recipe(Spec):
     @property
     def batch_sizes(self) -> Stages:
         """Return the sequences of each step."""
-        staged = self.schedules.batch_size if self.schedules else None
+        staged = self.schedules.batch_sizes(self.data.positions) if self.schedules else None
         return Stages(staged or ((0, self.train.batch_size),))
 
     @property
@@ -286,7 +286,7 @@ class Recipe(Spec):
         """Raise TrainkitError if the phases of a schedule are longer than the run of `steps`."""
         self.schedule.check_lengths(steps)
         if self.schedules is not None:
-            self.schedules.check_lengths(steps)
+            self.schedules.check_lengths(steps, self.data.positions)
 
     def fingerprint(self) -> str:
         """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""

@@ -39,6 +39,7 @@ FIXED = (
     "data.on_error",
     "train.batch_size",
     "schedules.batch_size*",
+    "schedules.batch_tokens*",
     "schedules.sequence_length*",
     "schedules.mixture*",
     "precision.params",

@@ -98,24 +98,6 @@ class Chunks:
         batch |= {"weights": weights, "segments": segments, "positions": positions}
 
 
-def cut(batch: Batch, length: int) -> Batch:
-    """Return a batch of concatenated documents, (B, T), with every row as T / `length` rows of that length.
-
-    A row that begins within a document begins with position 0, as every example does.
-    """
-    rows, whole = batch["tokens"].shape
-    parts = whole // length
-    if parts == 1:
-        return batch
-    found = {name: array.reshape(rows * parts, length) for name, array in batch.items() if array.ndim == 2}
-    if "positions" in found:
-        found["positions"] = np.minimum(found["positions"], np.arange(length, dtype=np.int32))
-    if "filled" in batch:
-        before = np.arange(parts, dtype=np.int32) * length
-        found["filled"] = np.clip(batch["filled"][:, None] - before, 0, length).reshape(-1)
-    return found
-
-
 @lru_cache(maxsize=4)
 def _ones(rows: int, length: int) -> np.ndarray:
     """Return ones. They are created once, because all batches of ordinary text have the same weights."""

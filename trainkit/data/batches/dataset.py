@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data.batches.chunks import cut
-from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded_batch, read_rows
+from trainkit.data.batches.examples import Examples, cut, examples_of, lengths_of, longest, padded_batch, read_rows
 from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.order import Buckets, ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
@@ -190,7 +189,7 @@ class TrainSet:
         found: dict[str, float] = {}
         if (spec := self._scheduled) is None:
             return found
-        if spec.batch_size:
+        if spec.batch_size_key:
             found["schedules/batch_size"] = self._sizes.at(step)
         if spec.sequence_length:
             found["schedules/sequence_length"] = self._step_lengths.at(step)

@@ -125,6 +125,25 @@ def padded_batch(examples: Examples, stream: Stream, which: np.ndarray, rows: in
     return {name: np.concatenate([array, empty(name, array)]) for name, array in batch.items()}
 
 
+def cut(batch: Batch, length: int) -> Batch:
+    """Return a batch of single sequences, (B, T), with every row as T / `length` rows of that length.
+
+    A row that begins within a document begins with position 0, as every example does. The last parts of a padded row
+    may be padding only. Labels of whole rows are left out.
+    """
+    rows, whole = batch["tokens"].shape
+    parts = whole // length
+    if parts == 1:
+        return batch
+    found = {name: array.reshape(rows * parts, length) for name, array in batch.items() if array.ndim == 2}
+    if "positions" in found:
+        found["positions"] = np.minimum(found["positions"], np.arange(length, dtype=np.int32))
+    if "filled" in batch:
+        before = np.arange(parts, dtype=np.int32) * length
+        found["filled"] = np.clip(batch["filled"][:, None] - before, 0, length).reshape(-1)
+    return found
+
+
 def lengths_of(spec: Encoding, length: int) -> tuple[int, ...]:
     """Return the lengths that batches may have, in ascending order."""
     return tuple(sorted({*spec.buckets, length})) if isinstance(spec, Pad) else (length,)

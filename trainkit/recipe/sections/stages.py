@@ -50,14 +50,35 @@ class Stages:
 def check_stages(key: str, stages: Sequence[tuple[int, int]], *, largest: int, of: str) -> None:
     """Raise ValueError if stages do not begin at step 0, do not rise, or never have the `largest` value, which is that
     of the key `of`."""
-    begins = [begin for begin, _ in stages]
-    if begins[0] != 0 or any(after <= before for before, after in pairwise(begins)):
-        raise ValueError(f"schedules.{key} must begin at step 0 and list its steps in rising order, found {begins}")
+    check_begins(key, stages, unit="step")
     most = max(value for _, value in stages)
     if most != largest:
         raise ValueError(
             f"schedules.{key} reaches {most}, and {of} = {largest}, for which memory is planned: make them the same"
         )
+
+
+def check_begins(key: str, stages: Sequence[tuple[int, int]], *, unit: str) -> None:
+    """Raise ValueError if the first of some stages does not begin at 0, or the others do not rise."""
+    begins = [begin for begin, _ in stages]
+    if begins[0] != 0 or any(after <= before for before, after in pairwise(begins)):
+        raise ValueError(f"schedules.{key} must begin at {unit} 0 and list its {unit}s in rising order, found {begins}")
+
+
+def token_stages(stages: Sequence[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:
+    """Return the batch sizes of `stages` of tokens: (updates before it, sequences of `length`), of each at least one
+    update.
+
+    Args:
+        stages: (tokens before it, tokens of a step), the first after 0 tokens.
+    """
+    found = [(0, stages[0][1] // length)]
+    seen = 0
+    for (_, before), (begin, tokens) in pairwise(stages):
+        updates = max(1, -(-(begin - seen) // before))
+        seen += updates * before
+        found.append((found[-1][0] + updates, tokens // length))
+    return tuple(found)
 
 
 def factor_at(points: Sequence[tuple[int, float]], step: float) -> float:
