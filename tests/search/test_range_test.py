@@ -44,7 +44,7 @@ def test_a_loss_that_is_no_number_ends_the_test_and_a_loss_that_never_falls_sugg
     assert RangeTest(tuple(record.points), record.exploded).as_json()["suggestion"] is None
 
 
-def test_a_range_test_neither_evaluates_nor_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_test_neither_evaluates_nor_samples_nor_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Recipe] = []
 
     def attempt(*_: Any, loaded: Loaded, **__: Any) -> int:
@@ -52,11 +52,11 @@ def test_a_range_test_neither_evaluates_nor_samples(monkeypatch: pytest.MonkeyPa
         raise _Enough
 
     monkeypatch.setattr(range_test, "attempt", attempt)
-    settings = ["evaluate.every=5", "statistics.every=5", "checkpoint.keep_every=5"]
+    settings = ["evaluate.every=5", "statistics.every=5", "checkpoint.keep_every=5", "export.every=5"]
     with pytest.raises(TrainkitError, match="exploded in step 1"):
         range_test.find_rate(QUICKSTART, settings, low=1e-6, high=1.0, steps=20)
     (recipe,) = seen
-    assert recipe.train.steps == 20 and recipe.sample is None
+    assert recipe.train.steps == 20 and recipe.sample is None and recipe.export is None
     assert not (recipe.evaluate.every or recipe.statistics.every or recipe.checkpoint.keep_every)
 
 

@@ -168,12 +168,14 @@ def _in_proportion(rule: OptimizerSpec, factor: float) -> OptimizerSpec:
 
 
 def _training_only(recipe: Recipe) -> Recipe:
-    """Return the recipe without evaluations, samples, statistics, averages, trackers and checkpoints on the way."""
+    """Return the recipe without evaluations, samples, statistics, averages, exports, trackers and checkpoints on the
+    way."""
     return with_values(
         recipe,
         evaluate=with_values(recipe.evaluate, every=None, patience=None),
         sample=None,
         average=None,
+        export=None,
         track=with_values(recipe.track, **dict.fromkeys(NAMES, False)),
         statistics=type(recipe.statistics)(),
         checkpoint=with_values(recipe.checkpoint, every_minutes=None, keep_every=None),
