@@ -35,10 +35,11 @@ def simulate(
     *,
     every: int | None = None,
     work: float = 0.0,
+    save: float = 0.0,
     most: int = 10**6,
 ) -> tuple[float, list[tuple[int, int]], int]:
     """Return when a run ended, what it decided after which step, and its last step. A step takes `step_seconds` of the
-    time at which it begins, and `work` is done every so many steps and at the end."""
+    time at which it begins, and `work` is done every so many steps and at the end, where `save` takes time too."""
     now = 1000.0
     finish = FinishInTime(seconds=seconds, most=most, every=(every,), at_end=(every,), clock=lambda: now)
     step, end, orders = 0, most, []
@@ -50,7 +51,8 @@ def simulate(
             orders.append((step, end))
         if every and (step % every == 0 or step == end):
             now += work
-    return now - 1000, orders, step
+            finish.note_save(save)
+    return now - 1000 + save, orders, step
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,7 @@ def simulate(
         (3600, lambda t: 1.0 if t < 1000 or t > 3400 else 0.3, {"every": 100, "work": 60.0}),
         (60, lambda t: 0.02 if int(t) % 20 < 10 else 0.05, {"every": 200, "work": 1.0}),
         (300, lambda t: 10.0, {}),
+        (600, lambda t: 0.5, {"every": 100, "save": 60.0}),
         (3600, lambda t: 0.5 if t < 1000 or t > 1001 else 900.0, {}),  # a pause
     ],
 )  # fmt: skip

@@ -81,6 +81,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
     schedule, program = ready.schedule, ready.program
     plan, built, first = program.plan, program.built, int(ready.state.step)
     with contextlib.ExitStack() as opened:
+        finish = hosts.from_first(lambda: finish_in_time(recipe, directory))
         checkpointing = Checkpointing(
             directory,
             recipe.checkpoint,
@@ -88,6 +89,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             provenance=attempt.provenance,
             reader=exporting,
             restored=None if start.reset_optimizer else first,
+            on_saved=finish.note_save if finish else lambda seconds: None,
         )
         opened.callback(checkpointing.close)  # if training fails, a save that has started is still good
         best = hosts.from_first(lambda: best_so_far(directory, recipe))
@@ -101,7 +103,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             schedule=schedule,
             repeats=ready.repeats,
             before=before,
-            finish=hosts.from_first(lambda: finish_in_time(recipe, directory)),
+            finish=finish,
         )
         metrics = MetricsWriter(
             log,

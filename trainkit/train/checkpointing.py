@@ -66,13 +66,16 @@ class Checkpointing:
         log: EventLog,
         reader: CheckpointReader | None = None,
         restored: int | None = None,
+        on_saved: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """`provenance` is called with whether the checkpoint is the run's last. `restored` is the step from which the
-        state was restored, if its checkpoint still holds that state."""
+        state was restored, if its checkpoint still holds that state. `on_saved` is called with the seconds of each
+        save, by any thread."""
         self._spec = spec
         self._provenance = provenance
         self._log = log
         self._reader = reader
+        self._on_saved = on_saved
         self._directory = directory
         #: The best checkpoint, and the one that is being written to take its place.
         self._best = self._next_best = checkpoint_files.best(directory)
@@ -244,6 +247,7 @@ class Checkpointing:
             bytes=saved.bytes,
             seconds=round(saved.seconds, 3),
         )
+        self._on_saved(saved.seconds)
         self._on_disk = saved.step
         if self._next_best != self._best and self._next_best is not None and self._next_best.step == saved.step:
             self._mark_best(self._next_best)

@@ -24,7 +24,8 @@ class FinishInTime:
     """Measures the speed of training and says at which step the run must end.
 
     What is done every so many steps (evaluations, samples, statistics) is measured apart from the steps, and counted
-    exactly. Checkpoints are part of the steps that they delay. A pause only takes time.
+    exactly. Checkpoints are part of the steps that they delay, and the last one takes as long as the fastest so far. A
+    pause only takes time.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FinishInTime:
         self._at_end = [each for each in dict.fromkeys(at_end) if each is not None]
         self._seconds: deque[float] = deque(maxlen=_MOST)
         self._work: dict[int, float] = {}
+        self._save: float | None = None
         self._last: tuple[int, float] | None = None
         self._skipped_first = False
         self._next_look = 0.0
@@ -57,6 +59,10 @@ class FinishInTime:
     def interrupt(self) -> None:
         """Do not count the time since the last step as a step: the run was paused."""
         self._last = None
+
+    def note_save(self, seconds: float) -> None:
+        """Note how long a checkpoint took: nothing is trained while the last one is written."""
+        self._save = seconds if self._save is None else min(seconds, self._save)
 
     def after(self, step: int, *, end: int) -> int | None:
         """Return the step at which the run must end, now that `step` steps are done; None to leave it at `end`."""
@@ -109,7 +115,7 @@ class FinishInTime:
 
     def _end(self, step: int, left: float, seconds: float) -> int:
         """Return the last step that fits into the seconds that are left."""
-        left -= sum(self._work.get(every, 0.0) for every in self._at_end)
+        left -= (self._save or 0.0) + sum(self._work.get(every, 0.0) for every in self._at_end)
 
         def lasts(end: int) -> float:
             times = {every: (end - 1) // every - (step - 1) // every for every in self._work}
