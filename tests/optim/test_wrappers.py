@@ -31,6 +31,7 @@ from trainkit.recipe.optimizers.wrappers import (
     Transport,
     WrapperSpec,
 )
+from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.spec import type_of
 from trainkit.tasks.task import Loss
 from trainkit.train.state import init
@@ -136,13 +137,28 @@ def test_gradients_nearby_are_of_parameters_that_16_bits_do_not_round() -> None:
         {"weight": weight},
     )
     bfloat16, float32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
-    state = init(jax.random.key(0), model=lambda key: {"weight": weight}, optimizer=rule, compute=bfloat16)
-    step = make_step(
-        task=Bowl(), optimizer=rule, learning_rate=lambda *_: 1.0, compute=bfloat16, max_grad_norm=0.0, nearby=float32
+    statistics = Statistics(every=1, compute=("hessian", "last-parameters"))
+    state = init(
+        jax.random.key(0),
+        model=lambda key: {"weight": weight},
+        optimizer=rule,
+        compute=bfloat16,
+        statistics=statistics,
     )
-    after, _ = step(state, {"tokens": jnp.zeros((1, 1))})
+    step = make_step(
+        task=Bowl(),
+        optimizer=rule,
+        learning_rate=lambda *_: 1.0,
+        compute=bfloat16,
+        max_grad_norm=0.0,
+        statistics=statistics,
+        nearby=float32,
+    )
+    after, metrics = step(state, {"tokens": jnp.zeros((1, 1))})
     rounded = np.asarray(weight.astype(bfloat16), np.float64)
     np.testing.assert_allclose(after.params["weight"], -1e-3 * rounded / np.linalg.norm(rounded), rtol=2e-3)
+    np.testing.assert_allclose([metrics["hessian/top_eigenvalue"], metrics["hessian/trace"]], [1, 64], rtol=1e-3)
+    assert metrics["train/loss_change"] == 0, "both losses are in the precision of the step"
 
 
 def test_rules_that_compare_gradients_are_refused_in_8_bit() -> None:
@@ -153,6 +169,8 @@ def test_rules_that_compare_gradients_are_refused_in_8_bit() -> None:
     assert [spec.needs_exact_gradients for spec in mars] == [None, "mars"]
     with pytest.raises(ValueError, match=r'precision\.compute = "fp8" is too coarse for "sam"'):
         recipe(optimizer={"wrappers": ({"type": "sam"},)}, precision={"compute": "fp8"})
+    with pytest.raises(ValueError, match='is too coarse for "hessian"'):
+        recipe(optimizer={}, statistics={"every": 1, "compute": ("hessian",)}, precision={"compute": "fp8"})
 
 
 def recipe(*, optimizer: dict[str, Any], **tables: Any) -> Recipe:

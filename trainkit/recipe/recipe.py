@@ -226,7 +226,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_precision_fits(self) -> Recipe:
-        self.precision.check(self.model, self.adapter, self.optimizer)
+        self.precision.check(self.model, self.adapter, compares=self.needs_exact_gradients)
         return self
 
     @property
@@ -264,6 +264,12 @@ class Recipe(Spec):
         if self.export is None or self.export.format == "auto":
             return "hf" if self.adapter is None or self.model.head.kind != "tokens" else "peft"
         return self.export.format
+
+    @property
+    def needs_exact_gradients(self) -> str | None:
+        """Return the rule, wrapper or statistic that compares gradients at parameters too near to one another for 16
+        bits; None if there is none."""
+        return self.optimizer.needs_exact_gradients or ("hessian" if "hessian" in self.statistics.in_step else None)
 
     @property
     def optimizer_schedules(self) -> dict[str, Schedule]:

@@ -67,7 +67,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         TrainkitError: the devices cannot compute in the plan's precision, or the model cannot be laid out over them.
     """
     compute = compute_dtype(plan.compute)
-    nearby = jnp.dtype(jnp.float32) if recipe.optimizer.needs_exact_gradients else compute
+    nearby = jnp.dtype(jnp.float32) if recipe.needs_exact_gradients else compute
     # cuDNN's takes 16 bit only
     attention = _choose_attention(recipe, plan, nearby)
     wider = width_ratio(recipe.mup, recipe.model)

@@ -56,7 +56,9 @@ class SeenStep(NamedTuple):
     updates: PyTree
     loss: Array
     grad_fn: Callable[[PyTree], tuple[Array, PyTree]]
-    """Returns the loss and the gradient of the step's batch at other parameters."""
+    """Returns the loss and the gradient of the step's batch at other parameters, in the precision of the step."""
+    exact_grad_fn: Callable[[PyTree], tuple[Array, PyTree]]
+    """The same for parameters that differ too little for 16 bits."""
     key: PRNGKeyArray
     """Of the statistics of this step."""
     micro_batches: MicroBatch | None
@@ -215,7 +217,7 @@ def matrices(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
 
 def hessian(seen: SeenStep) -> tuple[Values, dict[str, Leaves]]:
     """Return the Hessian's eigenvalue of the largest magnitude, and an estimate of its trace, on the step's batch."""
-    top, trace = spectrum.hessian(lambda params: seen.grad_fn(params)[1], seen.params, seen.key)
+    top, trace = spectrum.hessian(lambda params: seen.exact_grad_fn(params)[1], seen.params, seen.key)
     return {"hessian/top_eigenvalue": top, "hessian/trace": trace}, {}
 
 

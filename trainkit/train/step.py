@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -59,7 +60,7 @@ def make_step(
         schedules: values of the optimizer that change over the run, by their names in [schedules].
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
         statistics: those that every call computes besides the usual metrics; None for none.
-        nearby: what `grad_fn` of the optimizer computes in; `compute` if None.
+        nearby: what `grad_fn` of the optimizer and of the Hessian computes in; `compute` if None.
     """
     gradient = BatchGradient(
         task=task,
@@ -113,7 +114,9 @@ def make_step(
             means = jax.tree.map(lambda g: g / divisor, sums)
             loss, key = total / divisor, key_of(state, STATISTICS)
             reports = gradient.reports(state, batch) if statistics and statistics.probes_layers else None
-            seen = SeenStep(state.params, means, updates, loss, grad_fn, key, micro_batches, state.history, reports)
+            mean = partial(gradient.mean, state, batch=batch)
+            kept, history = micro_batches, state.history
+            seen = SeenStep(state.params, means, updates, loss, mean, grad_fn, key, kept, history, reports)
             metrics |= measure(statistics, seen) if statistics else {}
             after = replace(after, history=next_history(seen))
         return _unless_skipped(state, after, metrics)

@@ -13,7 +13,6 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
@@ -146,8 +145,12 @@ class Precision(Spec):
     losses are always float32. float16 adapts a scale of the loss to overflows; fp8 is used in linear layers, with
     bfloat16 for everything else."""
 
-    def check(self, model: ModelSpec, adapter: Adapter | None, optimizer: OptimizerSpec) -> None:
-        """Raise ValueError if fp8 is asked for, and does not reach most of the model or is too coarse."""
+    def check(self, model: ModelSpec, adapter: Adapter | None, *, compares: str | None) -> None:
+        """Raise ValueError if fp8 is asked for, and does not reach most of the model or is too coarse.
+
+        Args:
+            compares: what compares gradients at parameters that differ little; None if nothing does.
+        """
         if self.compute != "fp8":
             return
         if not isinstance(model, Transformer):
@@ -161,7 +164,7 @@ class Precision(Spec):
             )
         if adapter is not None and adapter.base == "nf4":
             raise ValueError('precision.compute = "fp8" does not work with adapter.base = "nf4": write "bfloat16"')
-        if (compares := optimizer.needs_exact_gradients) is not None:
+        if compares is not None:
             raise ValueError(
                 f'precision.compute = "fp8" is too coarse for "{compares}", which compares gradients at parameters'
                 ' that differ little: write "bfloat16"'
