@@ -47,6 +47,7 @@ class Distance:
     """A task whose loss is the squared distance of parameters from places that depend on the row."""
 
     metrics: ClassVar[dict[str, Any]] = {}
+    baselines: ClassVar[dict[str, Any]] = {}
 
     def loss(self, model: Matrices, batch: Any, *, key: jax.Array) -> Loss:
         rows = batch["rows"]
