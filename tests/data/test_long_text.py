@@ -19,6 +19,7 @@ from trainkit.data.jobs import Stopped
 from trainkit.data.sources import splits
 from trainkit.data.tokenizer import long_text, vocabulary
 from trainkit.data.tokenizer.long_text import LongText
+from trainkit.files import read_json
 
 WORDS = " ".join(likeness.CORPUS).split()
 PIECE = 6000
@@ -223,7 +224,7 @@ def test_a_cache_of_an_earlier_version_is_used_as_it_is(tmp_path):
     recipe = room.recipe(tmp_path, tmp_path / "a.txt")
     cache = caches.build(recipe)
     for path in [*(tmp_path / "cache/shards").glob("*.json"), *(tmp_path / "cache/ledgers").glob("*.json")]:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         for shard in (content, *content.get("shards", ())):
             shard.pop("carried", None)
         path.write_text(json.dumps(content))
