@@ -227,6 +227,19 @@ def test_areas_do_not_depend_on_probabilities_that_round_to_one() -> None:
     assert mean_ranks(log_odds(scores)[:, 0]).tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.filterwarnings("error")
+def test_areas_of_items_without_probabilities_are_no_numbers() -> None:
+    spec = next(spec for spec in METRICS if type_of(spec) == "auroc").model_validate({"type": "auroc"})
+    (metric,) = build_metrics([spec], ("a", "b", "c")).values()
+    assert isinstance(metric, GatheredMetric)
+    items = {"label": np.array([0, 1, 2, 0]), "scores": np.eye(3, dtype=np.float32)[[0, 1, 2, 1]]}
+    items["scores"][3, 2] = -np.inf
+    assert np.isfinite(metric.values(items)["auroc"])
+    for value in (np.inf, np.nan):
+        items["scores"][3, 2] = value
+        assert np.isnan(metric.values(items)["auroc"])
+
+
 def test_an_average_of_two_classes_may_be_that_of_the_second() -> None:
     spec = next(spec for spec in METRICS if type_of(spec) == "f1").model_validate({"type": "f1", "average": "binary"})
     (metric,) = build_metrics([spec], ("no", "yes")).values()

@@ -69,13 +69,13 @@ class AurocMetric(GatheredMetric):
         if not sums:
             return {}
         scores_NC = sums["scores"].astype(np.float64)
-        if np.isnan(scores_NC).any():
-            return {self.spec.label: math.nan}
         if "labels" in sums:
             has_NC = sums["labels"] > 0
         else:
             has_NC = sums["label"][:, None] == np.arange(len(self.classes))
             scores_NC = log_odds(scores_NC)
+        if np.isnan(scores_NC).any():
+            return {self.spec.label: math.nan}
         if self.spec.average == "micro":
             has_NC, scores_NC = has_NC.reshape(-1, 1), scores_NC.reshape(-1, 1)
         each = [area_under_roc(has_N, scores_N) for has_N, scores_N in zip(has_NC.T, scores_NC.T, strict=True)]
@@ -90,8 +90,9 @@ class AurocMetric(GatheredMetric):
 
 def log_odds(scores_NC: np.ndarray) -> np.ndarray:
     """Return log p / (1 - p) of each class, float64 (N, C), which orders like its probability p; probabilities that
-    round to 1 stay distinct."""
-    above_NC = scores_NC - scores_NC.max(1, keepdims=True)
+    round to 1 stay distinct. NaN where an item has a score that is NaN or +inf, and so no probabilities."""
+    with np.errstate(invalid="ignore"):
+        above_NC = scores_NC - scores_NC.max(1, keepdims=True)
     exponentials_NC = np.exp(above_NC)
     best_N = scores_NC.argmax(1)
     others_NC = exponentials_NC.sum(1, keepdims=True) - exponentials_NC
