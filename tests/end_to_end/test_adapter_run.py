@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sample_recipe import TEXT, write
-from trainer import RECIPE, arrays, trainkit, workplace
+from trainer import RECIPE, arrays, edit_manifest, trainkit, workplace
 
 from trainkit.checkpoint import manifest
 from trainkit.errors import WRONG_INPUT, TrainkitError
@@ -70,8 +70,10 @@ def test_resumed_it_ends_where_the_uninterrupted_run_ended_bit_for_bit(place: Pa
 
 
 def test_an_adapter_does_not_continue_on_another_base(place: Path) -> None:
-    kept = place / "runs" / "copy" / "recipe.toml"
-    kept.write_text(kept.read_text().replace("seed = 0", "seed = 1"))
+    checkpoint = place / "runs" / "copy" / "checkpoints" / str(BEFORE)
+    base = manifest.read(checkpoint).base
+    assert base
+    edit_manifest(checkpoint, lambda text: text.replace(base, base[::-1]))
     done = trainkit(place, "resume", f"runs/copy/{BEFORE}", "--plain")
     assert done.returncode == WRONG_INPUT, done.stdout + done.stderr
     assert "the adapter was trained on top of another model: its checkpoint records the base" in done.stderr
