@@ -9,9 +9,8 @@ processes that make the same shard make the same file. Its arrays follow one ano
 | tokens    | uint8, uint16 or uint32    | token    |                                                                |
 | ends      | uint32                     | document | where in the shard it ends (a long one may continue in another) |
 | documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
-| marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
-|           |                            |          | and those after them, `FURTHER` of the first token of |
-|           |                            |          | each of these                                         |
+| marks     | uint8, if `marked`         | token    | `LEARNED`: it is a target; `SECOND`: it is of a second or later |
+|           |                            |          | text; `FURTHER`: it is the first of a third or later text       |
 | labels    | int16, of a `LabelledShard`| token    | its label, -1 where it has none                                |
 | labels    | of a `LabelArrayShard`     | document | its label, where this is not the number of a class             |
 | sizes     | uint32, if `measured`      | document | bytes of its text in UTF-8 that are in this shard              |
@@ -123,8 +122,7 @@ class Shard:
         """Bytes of its file."""
         width = np.dtype(self.dtype).itemsize
         labels = math.prod(self.label_shape) * self.label_type.itemsize
-        sizes = 4 * self.measured
-        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize + sizes) + labels
+        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize + 4 * self.measured) + labels
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -297,10 +295,6 @@ def open_arrays(cache: Path, shard: Shard) -> Arrays:
         start += math.prod(shape) * kind.itemsize
     tokens, ends, documents, marks, labels, sizes = arrays
     return Arrays(
-        tokens,
-        ends,
-        documents,
-        marks if shard.marked else None,
-        labels if isinstance(shard, LabelledShard) else None,
-        sizes if shard.measured else None,
-    )
+        tokens, ends, documents, marks if shard.marked else None,
+        labels if isinstance(shard, LabelledShard) else None, sizes if shard.measured else None,
+    )  # fmt: skip
