@@ -193,11 +193,16 @@ class Tokenised(Protocol):
     """Something that was tokenised, such as a shard."""
 
     @property
-    def documents(self) -> int: ...
+    def documents(self) -> int:
+        """Return the number of documents."""
+
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Return the bytes of their text in UTF-8."""
+
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Return the number of tokens."""
 
 
 Tell = Callable[[CachingProgress], None] | None

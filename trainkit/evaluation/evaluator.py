@@ -40,9 +40,13 @@ class EvaluationSet(Protocol):
     """
 
     @property
-    def targets(self) -> int: ...
+    def targets(self) -> int:
+        """Return how many tokens of the whole set are targets; 0 if not all that could be are."""
+
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Return the bytes of its texts in UTF-8; 0 if `targets` is."""
+
     def ready(self, seconds: float, /) -> bool:
         """Return whether the set is complete, after waiting at most `seconds`."""
 

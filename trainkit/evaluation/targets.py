@@ -45,8 +45,11 @@ class SourceSet(Protocol):
     """Batches of sources with their targets, and where they come from."""
 
     def __len__(self) -> int: ...
-    def batch(self, index: int, /) -> HostBatch: ...
-    def places(self, index: int, /) -> Sequence[Sequence[SourceSpan]]: ...
+    def batch(self, index: int, /) -> HostBatch:
+        """Return a batch by its number."""
+
+    def places(self, index: int, /) -> Sequence[Sequence[SourceSpan]]:
+        """Return where the rows of a batch come from."""
 
 
 class Item(NamedTuple):

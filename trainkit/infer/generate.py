@@ -30,8 +30,11 @@ class TextCodec(Protocol):
 
     end_of_text: int
 
-    def encode(self, text: str, /) -> list[int]: ...
-    def decode(self, ids: Sequence[int], /) -> str: ...
+    def encode(self, text: str, /) -> list[int]:
+        """Return the ids of a text."""
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        """Return the text of ids."""
 
 
 class Decoding(NamedTuple):

@@ -41,7 +41,8 @@ class Block(Protocol):
     """A block of a stack, as far as the stack knows it."""
 
     @property
-    def attention(self) -> Heads: ...
+    def attention(self) -> Heads:
+        """Return its attention."""
 
 
 class Norm(Protocol):

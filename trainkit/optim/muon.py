@@ -58,6 +58,8 @@ def build(spec: Muon) -> optax.GradientTransformation:
 
 
 class LaPropState(NamedTuple):
+    """The state of `laprop`."""
+
     nu: PyTree
     """The decaying sum of the squares of the gradients."""
 

@@ -76,6 +76,7 @@ class ShareMetric(Metric):
 
     @classmethod
     def build(cls, spec: MetricSpec, classes: tuple[str, ...]) -> ShareMetric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         return cls(spec)
 
     @abstractmethod
@@ -134,6 +135,7 @@ class AveragedMetric(Metric):
 
     @classmethod
     def build(cls, spec: ClassAverage, classes: tuple[str, ...]) -> Metric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         if spec.average == "samples":
             return SampledMetric(spec.label, cls.score)
         return cls(spec, classes)
@@ -227,6 +229,7 @@ class MccMetric(Metric):
 
     @classmethod
     def build(cls, spec: Mcc, classes: tuple[str, ...]) -> MccMetric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         return cls(spec.label, classes)
 
     @property
@@ -255,6 +258,7 @@ class ConfusionMetric(Metric):
 
     @classmethod
     def build(cls, spec: ConfusionMatrix, classes: tuple[str, ...]) -> ConfusionMetric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         return cls(spec.label, classes)
 
     @property

@@ -23,6 +23,7 @@ class SpearmanMetric(GatheredMetric):
 
     @classmethod
     def build(cls, spec: Spearman, classes: tuple[str, ...]) -> SpearmanMetric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         return cls(spec, classes)
 
     def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:
@@ -60,6 +61,7 @@ class AurocMetric(GatheredMetric):
 
     @classmethod
     def build(cls, spec: Auroc, classes: tuple[str, ...]) -> AurocMetric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         return cls(spec, classes)
 
     def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:
@@ -124,6 +126,7 @@ class SpanF1Metric(GatheredMetric):
 
     @classmethod
     def build(cls, spec: SpanF1, classes: tuple[str, ...]) -> SpanF1Metric:
+        """Return the metric of a spec; `classes` are the names of the classes."""
         return cls(spec, classes)
 
     def needed_arrays(self, predictions: Predictions) -> Mapping[str, Array]:

@@ -26,6 +26,7 @@ class NumberMetric(Metric):
 
     @classmethod
     def build(cls, spec: MetricSpec, classes: tuple[str, ...]) -> NumberMetric:
+        """Return the metric of a spec; `classes` are the names of the numbers, if there are several."""
         return cls(spec.label, classes)
 
     zero_of_one: ClassVar[Any]

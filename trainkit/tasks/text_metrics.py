@@ -45,6 +45,7 @@ class ExactMatchMetric(TextMetric):
 
     @classmethod
     def build(cls, spec: ExactMatch) -> ExactMatchMetric:
+        """Return the metric of a spec."""
         return cls(spec)
 
     def values(self, generated: Sequence[str], targets: Sequence[str]) -> Mapping[str, float]:
@@ -61,6 +62,7 @@ class TokenF1Metric(TextMetric):
 
     @classmethod
     def build(cls, spec: TokenF1) -> TokenF1Metric:
+        """Return the metric of a spec."""
         return cls(spec)
 
     def values(self, generated: Sequence[str], targets: Sequence[str]) -> Mapping[str, float]:
@@ -91,6 +93,7 @@ class BleuMetric(TextMetric):
 
     @classmethod
     def build(cls, spec: Bleu) -> BleuMetric:
+        """Return the metric of a spec."""
         return cls(spec.label, _library("sacrebleu", spec).BLEU(tokenize=spec.tokenize))
 
     def values(self, generated: Sequence[str], targets: Sequence[str]) -> Mapping[str, float]:
@@ -106,6 +109,7 @@ class ChrfMetric(TextMetric):
 
     @classmethod
     def build(cls, spec: Chrf) -> ChrfMetric:
+        """Return the metric of a spec."""
         return cls(spec.label, _library("sacrebleu", spec).CHRF(word_order=spec.word_order))
 
     def values(self, generated: Sequence[str], targets: Sequence[str]) -> Mapping[str, float]:
@@ -121,6 +125,7 @@ class RougeMetric(TextMetric):
 
     @classmethod
     def build(cls, spec: Rouge) -> RougeMetric:
+        """Return the metric of a spec."""
         library = _library("rouge_score.rouge_scorer", spec)
         return cls(spec.label, library.RougeScorer(list(spec.parts), use_stemmer=spec.stem))
 

@@ -24,7 +24,8 @@ class Member(Protocol):
     def extent(self) -> StepRange | None: ...
     @property
     def in_sight(self) -> bool: ...
-    def viewport_changed(self) -> None: ...
+    def viewport_changed(self) -> None:
+        """Draw again what the viewport shows."""
 
 
 class Viewport:
