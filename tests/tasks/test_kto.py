@@ -107,7 +107,7 @@ def above_the_reference() -> dict[str, jax.Array]:
     return judged(reference=chance.astype(np.float32))[1]
 
 
-def test_accumulated_equals_full_batch() -> None:
+def test_the_baseline_is_that_of_the_whole_batch_however_it_is_accumulated() -> None:
     state, batch = state_of(fresh()), above_the_reference()
     gradient = BatchGradient(task=build(Kto(type="kto", **KEYS)), compute=jnp.dtype(jnp.float32), shardings=None)
 
