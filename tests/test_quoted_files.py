@@ -38,6 +38,16 @@ def test_a_document_names_only_files_and_sections_that_exist(document: Path) -> 
         assert not section or section in anchors(other), f"{path}#{section}"
 
 
+def test_what_the_architecture_places_in_a_file_is_in_it() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    files, placed = python_files(), re.findall(r"`(\w+)`,? (?:at the end )?(?:of|in) `([\w/]+\.py)`", text)
+    assert len(placed) > 15
+    for name, file in placed:
+        found = [path for path in files if path.endswith(f"/{file}")]
+        words = set(re.findall(r"\w+", "".join((ROOT / path[1:]).read_text("utf-8") for path in found)))
+        assert name in words, f"{name} is not in {file}"
+
+
 def test_the_architecture_names_every_package() -> None:
     listed = re.search(
         r"^```\ncli/ .*?^```", (ROOT / "docs/architecture.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
