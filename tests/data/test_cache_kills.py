@@ -19,6 +19,7 @@ from trainkit.data.cache import build as caches
 from trainkit.data.cache import encode, shards
 from trainkit.data.jobs import Stopped
 from trainkit.errors import TrainkitError
+from trainkit.files import read_json
 from trainkit.recipe import Recipe
 
 few = settings(max_examples=20, deadline=None)
@@ -177,7 +178,7 @@ def test_a_cache_of_another_version_is_refused_with_the_command_that_makes_it_ag
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
     fingerprint = caches.build(recipe).fingerprint
     note = tmp_path / "cache/format.json"
-    assert json.loads(note.read_bytes()) == {"format": shards.FORMAT}
+    assert read_json(note) == {"format": shards.FORMAT}
     if version == 1:
         note.unlink()  # the first version wrote none
     else:

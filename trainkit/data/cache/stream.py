@@ -134,7 +134,16 @@ class Stream:
         return self._arrays[number].label_at(start - int(self._firsts[number]))
 
     def arrays(self, number: int) -> Arrays:
-        """Return the arrays of a section's whole shard, which need not have been compared with its checksum."""
+        """Return the arrays of a section's whole shard, after comparing it with its checksum the first time.
+
+        Raises TrainkitError if it is damaged.
+        """
+        arrays = self.unverified_arrays(number)
+        self._check(number)
+        return arrays
+
+    def unverified_arrays(self, number: int) -> Arrays:
+        """Return the arrays of a section's whole shard as they are, for what looks at all shards."""
         self._map()
         return self._arrays[number]
 
