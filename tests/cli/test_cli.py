@@ -179,6 +179,9 @@ def test_explain_shows_value_origin_meaning_and_what_is_allowed(call, tmp_path):
     assert f"  model.layers = 2  (sample.toml:{line_of(TEXT, 'layers')})\n    Number of transformer blocks." in out
     code, out, err = call("explain", "sample.toml", "model.lyers")
     assert (code, out) == (WRONG_INPUT, "") and "did you mean model.layers" in err
+    code, out, err = call("explain", "sample.toml", "task.beta")
+    assert code == WRONG_INPUT and "it belongs to other types of [task] than this recipe's" in err
+    assert "each key is a list, each a string" in call("explain", "sample.toml", "evaluate.tags")[1]
     code, out, err = call("explain", "sample.toml", "optimizer.lr")
     assert (code, out) == (WRONG_INPUT, "") and "it is called learning_rate here" in err
 

@@ -83,6 +83,9 @@ def _hint(key: Key, language: type[Recipe]) -> str:
     from trainkit.recipe.toml.suggestions import FOREIGN, suggest
 
     name, known = str(key[-1]), [dotted_key(leaf) for leaf in schema.leaves(language)]
+    if dotted_key(key) in known:
+        section = dotted_key(key[:-1])
+        return f"it belongs to other types of [{section}] than this recipe's: --set {section}.type=… shows it"
     if name in FOREIGN:
         return suggest(name, key[:-1], known, language)[0]
     near = difflib.get_close_matches(dotted_key(key), known, n=3) or [k for k in known if k.split(".")[-1] == name]

@@ -249,6 +249,9 @@ def _describe(branch: Node) -> str:
             kind = keys.get("type")
             if kind:
                 return f'a table with type = "{kind["const"]}"'
+            entry = branch.get("additionalProperties")
+            if not keys and isinstance(entry, dict) and entry.get("type") == "array":
+                return f"a table in which each key is {describe(entry)}"
             return f"a table of {', '.join(keys) or 'tables'}"
         case _:
             return "a string"
