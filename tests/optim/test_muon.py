@@ -152,7 +152,7 @@ def stretched(rows: int, columns: int) -> np.ndarray:
 def test_products_of_halves_and_of_squares_alone_are_those_of_whole_matrices(
     coefficients: Coefficients, iterations: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As large matrices are: symmetric products in halves, and long matrices by their squares."""
+    """As they are where matrices are large; long ones by their squares."""
     monkeypatch.setattr("trainkit.optim.orthogonal.MANY_ROWS", 4)
     matrices = stretched(17, columns)
     wanted = matrices / np.linalg.norm(matrices, axis=(-2, -1), keepdims=True)

@@ -25,9 +25,9 @@ POLAR_EXPRESS = (
 MARGIN = 1.01
 #: Added to the norm of a matrix.
 TINY = 1e-8
-#: Matrices of as many columns for each row, or more, take fewer FLOPs by the squares alone.
+#: Matrices with at least so many columns for each row take fewer FLOPs by their squares.
 LONG = 1.5
-#: Of fewer rows, one whole product is faster than the half of a symmetric one in three parts.
+#: Of matrices with fewer rows, a whole product is faster than three of the four quarters of a symmetric one.
 MANY_ROWS = 512
 Polynomial = tuple[float, float, float]
 
@@ -70,7 +70,7 @@ def _by_squares(x: Array, polynomials: list[Polynomial]) -> Array:
 
 
 def symmetric(x: Array, y: Array, compute: Compute = "float32") -> Array:
-    """Return x y^T of matrices (…, m, n) where it is symmetric: computed below the diagonal, copied above it."""
+    """Return x y^T of matrices (…, m, n), which must be symmetric: one of its quarters is copied."""
     axes, half = "...mk,...nk->...mn", x.shape[-2] // 2
     if x.shape[-2] < MANY_ROWS:
         return _product(axes, x, y, compute)

@@ -176,9 +176,9 @@ class Statistics(Spec):
     micro-batches. `matrices` are operator and Frobenius norms of matrices and their updates, and norms of rows and
     columns of embeddings and head; each matrix is read 60 times. `hessian` is the top eigenvalue of the Hessian and its
     trace, and costs 28 forward and backward passes. `activations` are mean, root mean square and largest magnitude of
-    the hidden states of each layer, the share of dead units of its MLP, and the largest logit of the vocabulary;
-    `attention` is the mean entropy of each layer's attention and the largest logit of it. The two share one more
-    forward pass of a micro-batch."""
+    the hidden states of each layer, the share of dead units of its MLP or experts, and the largest logit of the
+    vocabulary; `attention` is the mean entropy of each layer's attention and the largest logit of it. The two share one
+    more forward pass of a micro-batch."""
     per_layer: bool = True
     """Whether norms, cosines and the like are also logged for each parameter and layer, beside those of all together.
     """
