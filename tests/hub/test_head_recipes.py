@@ -14,6 +14,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.checks import find_problems
 from trainkit.errors import TrainkitError
+from trainkit.hub.config import moved_class
 from trainkit.hub.recipe import load, notes
 from trainkit.hub.save import save
 from trainkit.recipe.families.bert import Bert
@@ -125,6 +126,12 @@ def test_a_class_that_the_checkpoint_has_by_another_number_is_refused(place: Pat
     same = 'classes = ["no", "maybe", "yes"]'
     for fitting in (same, "classes = 3", 'classes = ["yes", "maybe", "no"]\nnew_head = true'):
         assert loaded(("classes = 3", fitting), *documents).model.head.width == 3
+
+
+def test_classes_that_differ_in_case_alone_are_not_taken_for_each_other() -> None:
+    head = Head("token", 3, ("B", "b", "O"))
+    assert moved_class(head, head, "base") is None
+    assert moved_class(head, Head("token", 3, ("b", "B", "O")), "base") is not None
 
 
 def test_a_checkpoint_without_the_head_is_said_to_begin_it_at_random(place: Path) -> None:

@@ -196,12 +196,14 @@ def _class_names(config: Config) -> tuple[str, ...]:
 
 def moved_class(head: Head, wanted: Head, where: str) -> TrainkitError | None:
     """Return the error for a head that has a class of the task under another number; None if there is no such class."""
-    found = {name.casefold(): number for number, name in enumerate(head.names)}
+    exact = {name: number for number, name in enumerate(head.names)}
+    in_any_case = {name.casefold(): number for name, number in exact.items()}
     for number, name in enumerate(wanted.names):
-        if found.get(name.casefold(), number) != number:
+        found = exact.get(name, in_any_case.get(name.casefold(), number))
+        if found != number:
             return TrainkitError(
-                f'the head of the checkpoint has the class "{name}" as number {found[name.casefold()]}, and the task as'
-                f" {number}: id2label names {_listed(head.names)}, and the recipe {_listed(wanted.names)}",
+                f'the head of the checkpoint has the class "{name}" as number {found}, and the task as {number}:'
+                f" id2label names {_listed(head.names)}, and the recipe {_listed(wanted.names)}",
                 where=where,
                 hint="name the classes in the order of the checkpoint, or begin with a new last layer,"
                 " [task] new_head = true",
