@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.model import WRITING
 from trainkit.recipe.families.transformer import Pretrained, Transformer
 from trainkit.recipe.optimizers.spec import Optimizer
 from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
@@ -139,11 +138,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _the_adapter_fits_the_model(self) -> Recipe:
         if self.adapter is not None:
-            if self.run.parameters_from is not None:
-                raise ValueError(
-                    "run.parameters_from begins with a whole model, and [adapter] trains beside a frozen one: export"
-                    ' that run with trainkit export, and name the export in [model] pretrained = "DIRECTORY"'
-                )
+            self.run.check_adapter()
             check_adapter(self.adapter, self.model)
         return self
 
@@ -160,11 +155,8 @@ class Recipe(Spec):
             self.task.check_sizes(self.model, self.data)
         head = self.task.head(self.data)
         self.task.check_head(head, self.model, models)
-        if self.sample is not None and (self.model.kind not in WRITING or head.kind != "tokens"):
-            raise ValueError(
-                f'sample.prompts are continued or answered, which model.type = "{self.model.type}"'
-                f' ({self.model.kind}) with task.type = "{self.task.type}" cannot do: leave [sample] out'
-            )
+        if self.sample is not None:
+            self.sample.check_model(self.model, head, self.task)
         self.__dict__["model"] = self.model.with_head(head)  # a part of no recipe, and so not set by anybody else
         return self
 

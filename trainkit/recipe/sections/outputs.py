@@ -7,9 +7,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.families.model import ModelSpec
+from trainkit.recipe.families.model import WRITING, Head, ModelSpec
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 from trainkit.text import plural
 
@@ -93,6 +94,14 @@ class Sample(Spec):
     def has_conversations(self) -> bool:
         """Return whether a chat template is needed to write its prompts."""
         return self.chat or not all(isinstance(prompt, str) for prompt in self.prompts)
+
+    def check_model(self, model: ModelSpec, head: Head, task: TaskSpec) -> None:
+        """Raise ValueError if the model, with the head that its task gives it, does not write texts."""
+        if model.kind not in WRITING or head.kind != "tokens":
+            raise ValueError(
+                f'sample.prompts are continued or answered, which model.type = "{model.type}" ({model.kind}) with'
+                f' task.type = "{task.type}" cannot do: leave [sample] out'
+            )
 
     def check_template(self, found: bool) -> None:
         """Raise ValueError if its prompts need a chat template and the run has none."""

@@ -26,6 +26,14 @@ class Run(Spec):
     deterministic: bool = False
     """Whether a GPU uses only kernels that give the same bits every time, which may be slower. A CPU always does."""
 
+    def check_adapter(self) -> None:
+        """Raise ValueError if the run begins with a whole model, which cannot be the frozen one of an adapter."""
+        if self.parameters_from is not None:
+            raise ValueError(
+                "run.parameters_from begins with a whole model, and [adapter] trains beside a frozen one: export"
+                ' that run with trainkit export, and name the export in [model] pretrained = "DIRECTORY"'
+            )
+
     @model_validator(mode="after")
     def _an_average_is_of_a_run(self) -> Run:
         if self.average_from and self.parameters_from is None:
