@@ -11,6 +11,8 @@ from textual.app import App
 from textual.message_pump import MessagePump
 from textual.pilot import Pilot
 
+from trainkit.dashboard.batches import Batch, BatchReader
+
 #: How often in turn nobody must have a message left: what is drawn may send the next.
 QUIET = 3
 
@@ -47,3 +49,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.wait_for_idle", messages_handled)
     monkeypatch.setattr(Pilot._wait_for_screen, "__defaults__", (LIMIT,))
     monkeypatch.setattr(App, "NOTIFICATION_TIMEOUT", 3600.0)
+
+
+@pytest.fixture
+def reads_batches() -> None:
+    """Let the page of the data read batches."""
+
+
+@pytest.fixture(autouse=True)
+def _no_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no batches where nothing is said of them: each is a process of its own."""
+    if "reads_batches" not in request.fixturenames:
+        monkeypatch.setattr(BatchReader, "get", lambda reader, step: Batch(error="not read"))

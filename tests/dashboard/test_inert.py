@@ -14,6 +14,8 @@ from viewer import drive, screen_text, settle
 
 from trainkit.dashboard.app import NAMES, Dashboard
 
+pytestmark = pytest.mark.usefixtures("reads_batches")
+
 METRICS = (f"train/{HOSTILE}", f"validation/{HOSTILE}/loss", f"data/epochs/{HOSTILE}", f"memory/device/{HOSTILE}")
 
 

@@ -24,6 +24,8 @@ from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, DataPage, ba
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View
 
+pytestmark = pytest.mark.usefixtures("reads_batches")
+
 
 @pytest.fixture(autouse=True)
 def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import fake_run
@@ -16,7 +15,6 @@ from textual.widgets import ContentSwitcher, Input, Static
 
 import trainkit.dashboard.app as app_module
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.batches import Batch, BatchReader
 from trainkit.dashboard.pages import KEYS, PAGES, Page
 from trainkit.dashboard.pages.data import DataPage
 from trainkit.dashboard.pages.system import SystemPage
@@ -27,16 +25,14 @@ from trainkit.events.view import View
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    events = fake_run.events(300, total=600)
-    late = time.time() - events[-1]["t"]
-    return fake_run.write(tmp_path / "quickstart", [{**event, "t": event["t"] + late} for event in events])
+    return viewer.write_run(tmp_path / "quickstart")
 
 
 def shown(app: Dashboard) -> str | None:
     return app.screen.query_one(ContentSwitcher).current
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", [(60, 20), (200, 60)])
 def test_a_key_shows_its_page_and_1_the_overview_again(run: Path, size: tuple[int, int]) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         for name, key in list(KEYS.items())[::-1]:
@@ -87,8 +83,7 @@ def test_pages_beyond_the_number_keys_are_reached_by_name(
         assert "9" in tabs and ("tenth   eleventh" in tabs) == (size[0] == 200)
         assert (": more" in tabs) == (size[0] < 200)
         await pilot.press("colon", *"eleventh")
-        await pilot.app.workers.wait_for_complete()
-        await until("page eleventh", pilot)
+        await viewer.found("page eleventh", pilot)
         await pilot.press("enter")
         await until("what nobody thought of before", pilot)
         assert shown(app) == "eleventh" and "eleventh" in frame(app).splitlines()[2]
@@ -188,15 +183,9 @@ def test_y_copies_what_a_page_shows(run: Path, page: str, told: str) -> None:
     drive(run, steps, key=str(NAMES.index(page) + 1))
 
 
-@pytest.fixture
-def no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are not read: each is a process of its own."""
-    monkeypatch.setattr(BatchReader, "get", lambda self, step: Batch(error="not read"))
-
-
 @pytest.mark.parametrize("page", ["system", "data"])
 def test_a_page_is_drawn_at_its_size_as_soon_as_it_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_batches: None, page: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setattr("trainkit.dashboard.app.DRAW", 1e9)  # nothing is drawn by the clock
     told = fake_run.events(60)
@@ -225,7 +214,7 @@ def test_a_page_has_its_keys_again_after_the_terminal_was_too_small_for_it(run: 
     viewer.drive(run, steps, key=str(NAMES.index("metrics") + 1))
 
 
-def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tmp_path: Path, no_batches: None) -> None:
+def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tmp_path: Path) -> None:
     *before, last = fake_run.events(30, total=60)
     run, key = fake_run.write(tmp_path / "run", before), str(NAMES.index("data") + 1)
 
@@ -249,7 +238,7 @@ def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tm
     viewer.drive(run, steps, key=key)
 
 
-def test_while_the_log_is_read_no_batch_of_its_middle_is_taken_for_the_newest(run: Path, no_batches: None) -> None:
+def test_while_the_log_is_read_no_batch_of_its_middle_is_taken_for_the_newest(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         page = dashboard.query_one(DataPage)
         page.reading = True

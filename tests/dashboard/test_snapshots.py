@@ -38,6 +38,8 @@ from trainkit.rundir import summary
 from trainkit.rundir.follow import LogFollower
 from trainkit.rundir.listing import RunList
 
+pytestmark = pytest.mark.usefixtures("reads_batches")
+
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 SIZES = ((80, 24), (120, 40), (200, 60))
 THEMES = ("dark", "light", "plain")

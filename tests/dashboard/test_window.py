@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Static
-from viewer import Steps, drive, screen_text, settle, until, write_run
+from viewer import Steps, drive, found, screen_text, settle, until, write_run
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import NAMES, Dashboard
@@ -62,17 +61,6 @@ def test_the_help_scrolls_to_its_end_on_a_small_screen(run: Path) -> None:
         assert last in screen_text(dashboard)
 
     drive(run, steps, size=(60, 20))
-
-
-async def found(words: str, pilot: Pilot[None]) -> None:
-    """Until the palette has found this, and enter chooses it."""
-
-    def first() -> bool:
-        commands = pilot.app.screen.query_one(CommandList)
-        return commands.highlighted == 0 and words in str(commands.get_option_at_index(0).prompt)
-
-    await until(first, pilot)
-    await settle(pilot)
 
 
 @pytest.mark.parametrize("key", ["colon", "ctrl+p"])

@@ -8,11 +8,7 @@ import fake_run
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from textual.pilot import Pilot
-from viewer import drive
 
-from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.keys import Ask
 from trainkit.events.log import NAME, read
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View
@@ -88,37 +84,3 @@ def test_a_halted_replay_stands_still_and_a_night_between_two_attempts_is_left_o
         clock[0] += 0.05
         replay.advance(seconds=1)
     assert replay.over, "20 seconds at x1000 do not suffice for 50,000"
-
-
-def test_keys_halt_change_the_pace_and_go_to_another_moment(run: Path) -> None:
-    replay = Replay(run, speed=1.0)
-
-    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
-        await pilot.press("space")
-        assert not replay.playing
-        await pilot.press("full_stop", "full_stop", "comma")
-        assert replay.speed == 2.0
-        await pilot.press("G", *"77", "enter")
-        await pilot.pause()
-        assert app.view.step == 77 and not isinstance(app.screen, Ask)
-        await pilot.press("right")
-        assert app.view.step == 78
-        await pilot.press("left", "left")
-        assert app.view.step == 76
-
-    drive(run, steps, replay=replay)
-
-
-@pytest.mark.parametrize("page", [name for name in NAMES if name != "overview"])
-def test_on_every_page_the_keys_of_a_replay_are_its_own(run: Path, page: str) -> None:
-    replay = Replay(run, speed=1.0)
-
-    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
-        await pilot.press("space", "full_stop")
-        assert not replay.playing and replay.speed == 2.0
-        await pilot.press("G", *"77", "enter")
-        await pilot.pause()
-        await pilot.press("right", "right", "left")
-        assert app.view.step == 78
-
-    drive(run, steps, replay=replay, key=str(NAMES.index(page) + 1))

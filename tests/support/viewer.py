@@ -12,6 +12,7 @@ from typing import Any
 
 import fake_run
 from places import LIMIT
+from textual.command import CommandList
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
@@ -24,9 +25,9 @@ Steps = Callable[[Pilot[None], Dashboard], Awaitable[None]]
 
 
 def write_run(directory: Path, *, steps: int = 300) -> Path:
-    """A run of this process whose last event was just now."""
+    """A run of this process whose last event is so new that it does not count as stalled however slow the test is."""
     events = fake_run.events(steps, total=600)
-    late = time.time() - events[-1]["t"]
+    late = time.time() + 3600 - events[-1]["t"]
     return fake_run.write(directory, [{**event, "t": event["t"] + late} for event in events])
 
 
@@ -78,6 +79,17 @@ async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         await pilot.pause(0.02)
+
+
+async def found(words: str, pilot: Pilot[Any]) -> None:
+    """Until the palette has found this, and enter chooses it."""
+
+    def first() -> bool:
+        commands = pilot.app.screen.query_one(CommandList)
+        return commands.highlighted == 0 and words in str(commands.get_option_at_index(0).prompt)
+
+    await until(first, pilot)
+    await settle(pilot)
 
 
 async def answered(pilot: Pilot[None], dashboard: Dashboard) -> Any:

@@ -206,6 +206,10 @@ class ComparePage(Page):
         return self._moved[key][1]
 
     @property
+    def settled(self) -> bool:
+        return not any(other.loading for other in self._others.values())
+
+    @property
     def _list(self) -> RowTable:
         return self.query_one(ComparedRuns).query_one(RowTable)
 

@@ -60,9 +60,9 @@ def test_every_page_shows_a_clear_state_of_a_log_that_is(kind: str, tmp_path: Pa
     async def turn_the_pages() -> None:
         dashboard = Dashboard(tmp_path)
         async with dashboard.run_test(size=(100, 30)) as pilot:
+            dashboard.load()
             for key in KEYS.values():
                 await pilot.press(key)
-                dashboard.load()
                 await pilot.pause()
 
     asyncio.run(turn_the_pages())
