@@ -8,7 +8,10 @@ from trainkit.text import neutralise
 
 
 def verify(run: RunOrStep) -> int:
-    """Compare every byte of checkpoints with their checksums, and the run's files with its newest checkpoint."""
+    """Compare every byte of checkpoints with their checksums.
+
+    Without STEP, also compare the run's recipe, tokenizer and log with its newest checkpoint.
+    """
     from trainkit.checkpoint import store
     from trainkit.run.recorded_inputs import find_problems
     from trainkit.rundir.find import find_run
