@@ -42,7 +42,7 @@ def test_without_samples_it_says_what_will_be_here(tmp_path: Path) -> None:
     drive(tmp_path, steps)
 
 
-@pytest.mark.parametrize("size", [(200, 60), (120, 40), (60, 20)])
+@pytest.mark.parametrize("size", [(200, 60), (60, 20)])
 def test_the_newest_step_is_shown_and_the_keys_go_through_steps_and_prompts(
     tmp_path: Path, size: tuple[int, int]
 ) -> None:

@@ -133,7 +133,7 @@ def as_arrays(options: dict, *, traced: bool) -> AttentionSpec:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=14, deadline=None)
 @given(cases_with_options(), st.booleans(), st.sampled_from(["blockwise", "xla", "cudnn", "splash"]))
 def test_with_caps_slopes_scales_and_windows_it_is_what_the_definition_says(
     case: tuple, traced: bool, implementation: str
@@ -149,7 +149,7 @@ def test_with_caps_slopes_scales_and_windows_it_is_what_the_definition_says(
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, **asked), atol=3e-6)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cases_with_options(), st.booleans(), st.data())
 def test_a_text_in_pieces_with_a_cache_is_as_the_text_at_once(case: tuple, traced: bool, data: st.DataObject) -> None:
     seed, length, heads, groups, _, asked = case
@@ -200,7 +200,7 @@ def differentiable(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array
     return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1), v)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cases_with_options(), st.booleans())
 def test_its_gradients_are_those_of_the_definition_in_float64(case: tuple, traced: bool) -> None:
     seed, length, heads, groups, packed, asked = case

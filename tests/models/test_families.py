@@ -74,7 +74,7 @@ def any_gpt(draw: st.DrawFn) -> GptDecoder:
     return Gpt2(**values, intermediate=draw(st.none() | st.integers(1, 100)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_rotary() | any_gpt(), st.integers(2, 300), st.integers(1, 64))
 def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: Transformer, vocab: int, length: int) -> None:
     real = jax.eval_shape(

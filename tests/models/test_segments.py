@@ -88,7 +88,7 @@ def random_documents(seed: int, *lengths: int) -> list[Document]:
     return [random.integers(0, small.VOCAB, length + 1) for length in lengths]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(packings())
 def test_documents_in_one_row_are_as_in_rows_of_their_own(documents: list[Document]) -> None:
     together, apart = pack([documents]), pack([[document] for document in documents])
@@ -104,7 +104,7 @@ def test_documents_in_one_row_are_as_in_rows_of_their_own(documents: list[Docume
     small.trees_close(grads, expected_grads, atol=2e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(packings(), st.integers(0, DOCUMENTS - 1), st.integers(1, small.VOCAB - 1))
 def test_a_document_does_not_depend_on_its_neighbours(documents: list[Document], kept: int, shift: int) -> None:
     others = [d if i == kept else (d + shift) % small.VOCAB for i, d in enumerate(documents)]
@@ -114,7 +114,7 @@ def test_a_document_does_not_depend_on_its_neighbours(documents: list[Document],
     assert all((a != b).any() for i, (a, b) in enumerate(zip(left, right, strict=True)) if i != kept)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(packings(), st.permutations(range(DOCUMENTS)))
 def test_the_order_of_documents_within_a_row_does_not_matter(documents: list[Document], order: list[int]) -> None:
     before, after = pack([documents]), pack([[documents[i] for i in order]])
@@ -124,7 +124,7 @@ def test_the_order_of_documents_within_a_row_does_not_matter(documents: list[Doc
     small.trees_close(gradients(small_model(), before), gradients(small_model(), after), atol=2e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, small.LENGTH - 1), st.integers(1, small.VOCAB - 1))
 def test_padding_contributes_nothing(length: int, junk: int) -> None:
     batch = pack([random_documents(length, length), []])  # the second row is nothing but padding
