@@ -173,9 +173,7 @@ def test_a_run_without_samples_shows_its_newest_evaluation_and_how_many_schedule
     )
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        await dashboard.workers.wait_for_complete()
-        await pilot.pause()
-        text = frame(dashboard)
-        assert "best checkpoint: step 10" in text and "2 of 3 evaluations" in text and "dev at step 30" in text
+        for text in ("best checkpoint: step 10", "2 of 3 evaluations", "dev at step 30"):
+            await until(text, pilot)
 
     drive(run, steps)

@@ -14,7 +14,7 @@ import pytest
 from fake_run import HOSTILE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pages import drive, frame, only
+from pages import drive, frame, only, settle
 from PIL import Image
 from terminal import Terminal
 from textual.pilot import Pilot
@@ -159,7 +159,7 @@ def test_a_hostile_sample_is_inert_and_the_page_continues(tmp_path: Path) -> Non
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for key in ("j", "w", "n", "k"):
             await pilot.press(key)
-            await pilot.pause()
+            await settle(pilot)
             assert all(c == "\n" or c.isprintable() for c in frame(dashboard))
         assert "▀▀▀" in frame(dashboard) and dashboard._source.problem.startswith("2 lines")
 
@@ -187,8 +187,7 @@ def test_two_steps_have_their_images_side_by_side(tmp_path: Path) -> None:
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("w")
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
+        await settle(pilot)
         shown = [image for image in dashboard.query(SampleImage) if image.display]
         assert [image._blocks.size for image in shown] == [(12, 4), (6, 2)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import math
@@ -13,6 +14,7 @@ import fake_run
 import pytest
 from fake_run import HOSTILE, folded, manifest, saved
 from pages import drive, frame, notices, only, settle, until
+from textual.content import Content
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -104,7 +106,17 @@ def test_y_copies_a_command_that_a_shell_takes_apart_rightly(run: Path) -> None:
     drive(run, steps)
 
 
-def test_v_verifies_the_chosen_one_and_shows_what_is_wrong_with_each_array(run: Path) -> None:
+def test_v_verifies_the_chosen_one_and_shows_what_is_wrong_with_each_array(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, verify = asyncio.Event(), checkpoints.verify_checkpoint
+
+    async def held(directory: Path) -> list[Content]:
+        await begin.wait()
+        return await verify(directory)
+
+    monkeypatch.setattr(checkpoints, "verify_checkpoint", held)
+
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("v", "v")
         await pilot.pause()
@@ -112,6 +124,7 @@ def test_v_verifies_the_chosen_one_and_shows_what_is_wrong_with_each_array(run: 
         await pilot.press("j")
         await pilot.pause()
         assert "reading every byte" not in detail(dashboard), "it is another one that is being verified"
+        begin.set()
         await pilot.press("k")
         await until("damaged", pilot)
         assert "params.x: " in detail(dashboard), "there are no arrays beside this manifest"
@@ -204,7 +217,7 @@ def test_a_run_without_checkpoints_says_when_there_will_be_some(run: Path) -> No
     drive(run, steps)
 
 
-@pytest.mark.parametrize("size", [(200, 60), (110, 24), (60, 20), (30, 8)])
+@pytest.mark.parametrize("size", [(200, 60), (30, 8)])
 def test_hostile_manifests_and_logs_are_inert_at_every_size(run: Path, size: tuple[int, int]) -> None:
     (run / "checkpoints" / "300" / "manifest.json").write_text(
         json.dumps({"kind": HOSTILE, "mesh": {HOSTILE: HOSTILE}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -45,9 +46,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Path) -> None:
+def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, inspect = threading.Event(), BatchReader._inspect
+    monkeypatch.setattr(BatchReader, "_inspect", lambda reader, step: begin.wait() and inspect(reader, step))
+
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        assert "reading the batch of step 4 …" in frame(dashboard)
+        try:
+            assert "reading the batch of step 4 …" in frame(dashboard)
+        finally:
+            begin.set()
         await until("update 4 → 5", pilot)
         await until("qa.jsonl:", pilot)
         assert "it is [b]" in frame(dashboard), "markup is shown as it is"

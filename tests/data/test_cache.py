@@ -235,22 +235,26 @@ def test_a_file_that_changes_while_it_is_read_is_reported_and_nothing_of_it_is_k
     assert not list((tmp_path / "cache/shards").iterdir())
 
 
-# a process of its own, slow enough to be caught at work, which stands still once it has made so many shards
+# a process of its own, which stands still once it has made so many shards, until it is killed or asked to stop
 BUILD = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import data_room as room
 from trainkit.recipe import Recipe
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.encode import threads
+from trainkit.data.jobs import Stop
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 room.small_units()
+asked, stop, join = threading.Event(), Stop.set, threading.Thread.join
+Stop.set = lambda self: (stop(self), asked.set())
+threading.Thread.join = lambda self, timeout=None: join(self)  # as long as it takes
 encode_batch = LoadedTokenizer.encode_batch
 def slowly(self, texts, **options):
     time.sleep({sleep})
-    while len(list(Path(recipe.data.cache, "shards").glob("*.json"))) >= {most}:
-        time.sleep(0.05)
+    while len(list(Path(recipe.data.cache, "shards").glob("*.json"))) >= {most} and not asked.is_set():
+        asked.wait(0.05)
     return encode_batch(self, texts, **options)
 LoadedTokenizer.encode_batch = slowly
 recipe = Recipe.model_validate_json(sys.stdin.read())
@@ -312,7 +316,7 @@ def test_caching_killed_again_and_again_ends_with_the_bytes_of_caching_never_kil
 def test_ctrl_c_ends_caching_and_leaves_nothing_half_written(tmp_path):
     room.write_texts(tmp_path / "text", 60)
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
-    process = _start(recipe, sleep=0.2)
+    process = _start(recipe, most=2)
     _wait_for_shards(tmp_path, 2, process)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=LIMIT)
