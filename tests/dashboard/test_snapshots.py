@@ -15,6 +15,7 @@ import difflib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from places import LIMIT
 from rich.style import Style
 from textual.app import App
 from textual.pilot import Pilot
+from textual.strip import Strip
 from textual.widgets import Input
 
 from trainkit.dashboard import theme
@@ -62,8 +64,10 @@ WRITE = os.environ.get("TRAINKIT_SNAPSHOTS") == "write"
 #: Bytes that all snapshots take on disk at most.
 MOST_BYTES = 1_500_000
 
-Steps = Callable[[Pilot[Any]], Awaitable[None]]
-Show = Callable[[str, App[Any]], None]
+#: The text and the styles of a screen, as they are kept.
+Shot = tuple[str, str]
+#: What takes the name of a screen, and how it looks.
+Show = Callable[[str, App[Any], Shot], None]
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +116,8 @@ def test_every_screen_is_as_it_was_looked_at(run: Path, tmp_path: Path, size: tu
     styles: dict[str, str] = {}
     differences: list[str] = []
 
-    def show(name: str, app: App[Any]) -> None:
-        text, styles[name] = f"{text_of(app)}\n", styles_of(app)
+    def show(name: str, app: App[Any], shot: Shot) -> None:
+        text, styles[name] = shot
         if WRITE:
             keep(directory, name, wearing, text)
             return
@@ -159,20 +163,17 @@ async def each_page(pilot: Pilot[Any], app: Dashboard, show: Show) -> None:
     app.load()
     for number, name in enumerate(NAMES, 1):
         await pilot.press(str(number))
-        await still(pilot, app.draw_all)
-        show(name, app)
+        show(name, app, await still(pilot, app.draw_all))
     for name, (number, keys) in MORE.items():
         await pilot.press(str(number), *keys)
-        await still(pilot, app.draw_all)
-        show(name, app)
+        show(name, app, await still(pilot, app.draw_all))
     await pilot.press("1", "x", "0")
     with patch.object(Dashboard, "forbidden", ""):  # as over a run whose trainer is at work
         for name, key in OVER.items():
             await pilot.press(key)
             for field in app.screen.query(Input):
                 field.cursor_blink = False
-            await still(pilot, app.draw_all)
-            show(name, app)
+            show(name, app, await still(pilot, app.draw_all))
             await pilot.press("escape")
 
 
@@ -182,12 +183,11 @@ async def browse(runs: Path, size: tuple[int, int], wearing: str, show: Show) ->
     app = RunsApp(runs, Arrangement())
 
     async def each(pilot: Pilot[Any]) -> None:
-        while not runs.passes:
+        while not runs.passes or any(run.size is None for run in runs.summaries.values()):
             await pilot.pause(0.01)
         for name, keys in BROWSED.items():
             await pilot.press(*keys)
-            await still(pilot, app.show)
-            show(name, app)
+            show(name, app, await still(pilot, app.show))
 
     await on(app, size, wearing, each)
 
@@ -200,9 +200,9 @@ async def on(
         await steps(pilot)
 
 
-async def still(pilot: Pilot[Any], draw: Callable[[], None]) -> None:
-    """Until all is there, nothing is at work, and drawing it again changes nothing."""
-    app, before, deadline = pilot.app, "", time.monotonic() + LIMIT
+async def still(pilot: Pilot[Any], draw: Callable[[], None]) -> Shot:
+    """Return the screen once all is there, nothing is at work, and drawing it again changes nothing."""
+    app, before, deadline = pilot.app, ("", ""), time.monotonic() + LIMIT
     while True:
         await pilot.pause()
         await app.workers.wait_for_complete()
@@ -210,23 +210,23 @@ async def still(pilot: Pilot[Any], draw: Callable[[], None]) -> None:
         there = all(page.settled for page in app.screen_stack[0].query(Page) if page.display)
         draw()
         await pilot.pause()
-        now = text_of(app) + styles_of(app)
+        strips = app.screen._compositor.render_strips()
+        now = text_of(strips), styles_of(strips, app.theme)
         if now == before and there and not len(app.workers):
-            return
-        assert time.monotonic() < deadline, f"it does not come to rest:\n{now}"
+            return now
+        assert time.monotonic() < deadline, f"it does not come to rest:\n{now[0]}"
         before = now
 
 
-def text_of(app: App[Any]) -> str:
-    return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
+def text_of(strips: list[Strip]) -> str:
+    return "".join(f"{strip.text.rstrip()}\n" for strip in strips)
 
 
-def styles_of(app: App[Any]) -> str:
+def styles_of(strips: list[Strip], wearing: str) -> str:
     """How many cells have which style, row by row; rows that are alike are told once."""
-    names = {color: name for name, color in reversed(theme.THEMES[app.theme].variables.items())}
     rows = []
-    for strip in app.screen._compositor.render_strips():
-        cells = [(said(segment.style or Style(), names), segment.cell_length) for segment in strip]
+    for strip in strips:
+        cells = [(said(segment.style or Style(), wearing), segment.cell_length) for segment in strip]
         runs = groupby((cell for cell in cells if cell[1]), key=lambda cell: cell[0])
         rows.append(", ".join(f"{sum(length for _, length in run)} {style}" for style, run in runs))
     told, place = [], 1
@@ -237,8 +237,10 @@ def styles_of(app: App[Any]) -> str:
     return "".join(f"{line}\n" for line in told)
 
 
-def said(style: Style, names: dict[str, str]) -> str:
-    """A style in words; the ground is not told."""
+@cache
+def said(style: Style, wearing: str) -> str:
+    """A style in words, in the colours of a theme; the ground is not told."""
+    names = {color: name for name, color in reversed(theme.THEMES[wearing].variables.items())}
 
     def color(found: Any) -> str:
         if found is None or found.is_default:
