@@ -310,11 +310,30 @@ def test_a_sweep_over_several_machines_is_refused(tmp_path: Path, monkeypatch: p
         finish(study(tmp_path))
 
 
+#: `trainkit`, whose second trial stands still once it has saved step 6.
+HELD = """
+import subprocess
+from held import HELD_AT, held_command
+from trainkit.cli import program
+attempt, start = "trainkit.run.attempt", subprocess.Popen
+def held(command, **options):
+    if attempt not in command:
+        return start(command, **options)
+    arguments = command[command.index(attempt) + 1 :]
+    if arguments[0].endswith("tiny-0002"):
+        options["env"][HELD_AT] = "checkpoint_saved 6"
+    module = f"import runpy; runpy.run_module({attempt!r}, run_name='__main__')"
+    return start(held_command(*arguments, program=module), **options)
+subprocess.Popen = held
+program()
+"""
+
+
 def test_a_real_sweep_killed_in_its_second_trial_continues_that_trial_from_its_checkpoint(tmp_path: Path) -> None:
     text = BARE.replace("steps = 24", "steps = 12")
     text += '[sweep.parameters]\n"optimizer.learning_rate" = { values = [1e-3, 1e-2] }\n'
     place = workplace(tmp_path, text, documents=10)
-    with Trainer(place, "sweep", "tiny.toml", run="tiny-sweep/tiny-0002") as sweep:
+    with Trainer(place, "sweep", "tiny.toml", run="tiny-sweep/tiny-0002", program=HELD) as sweep:
         assert sweep.until(lambda event: event["type"] == "checkpoint_saved" and event["step"] == 6)
         sweep.kill()
         os.kill(int((sweep.run / "lock").read_text()), signal.SIGKILL)
