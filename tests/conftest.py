@@ -42,6 +42,9 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA 
     quick_to_compile = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick_to_compile}"
 
+# W&B gives its own processes seconds to begin
+os.environ["WANDB__SERVICE_WAIT"] = os.environ["WANDB_INIT_TIMEOUT"] = "240"
+
 # Examples are the same in every run, and take as long as they take: on a busy machine one of 20 ms takes a second.
 hypothesis.settings.load_profile("ci")
 

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ def test_an_attempt_abandoned_while_it_is_followed_is_copied_again(tmp_path: Pat
     try:
         while (found := projections.read_progress(run, name)) is None or found.last_step < 30:
             assert sidecar.poll() is None, (run / f"{name}.log").read_text()
+            time.sleep(0.01)
         log = began(run, 2, resumed_from=20, pid=trainer.pid)
         train(log, range(21, 26), factor=3.0)
         finish(log, 25)
