@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import forked
 import jax
@@ -52,40 +53,64 @@ def hub(place: Path) -> Iterator[Hub]:
         yield hub
 
 
-def ask(place: Path, hub: Hub, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
-    return forked.run(arguments, cwd=place, env=around(place, hub, offline=offline))
+def ask(place: Path, hub: Hub, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    return forked.run(arguments, cwd=place, env=around(place, hub, **how))
 
 
-def around(place: Path, hub: Hub, *, offline: bool = False) -> dict[str, str]:
-    """Return the environment of a command that finds this hub."""
-    home = str(place / "hub-home")
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
+def around(place: Path, hub: Hub, *, offline: bool = False, home: str = "hub-home") -> dict[str, str]:
+    """Return the environment of a command that finds this hub, and keeps what it fetches in `home`."""
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(place / home), "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
+    own |= dict.fromkeys(("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"), str(int(LIMIT)))
     own |= {"HF_HUB_OFFLINE": "1"} if offline else {}
     kept = {name: value for name, value in environment().items() if name != "HF_HUB_OFFLINE"}
     return kept | own
 
 
-def test_checking_a_recipe_fetches_the_config_alone(place, hub):
-    done = ask(place, hub, "check", "tiny.toml")
-    assert done.returncode == 0 and "llama" in done.stdout, done.stderr
-    assert {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path} == {"config.json"}
-
-
-def test_a_run_keeps_the_commit_that_it_found_and_fetches_no_pickle(place, hub):
+@pytest.fixture(scope="module")
+def trained(place: Path, hub: Hub) -> list[str]:
+    """Train runs/tiny, and return what that asked the hub for."""
+    begin = len(hub.asked)
     done = ask(place, hub, "run", "tiny.toml", "--plain")
     assert done.returncode == 0, done.stdout + done.stderr
+    return hub.asked[begin:]
+
+
+@pytest.fixture(scope="module")
+def asked_offline(place: Path, hub: Hub, trained: list[str]) -> list[str]:
+    """Train once more without a network, by all that was fetched and by less; return what was asked."""
+    begin = len(hub.asked)
+    for known in (True, False):
+        home = shutil.copytree(place / "hub-home", place / f"home-{known}", symlinks=True)
+        absent = next(home.rglob(".no_exist"))
+        assert any(absent.rglob("special_tokens_map.json"))
+        if not known:
+            shutil.rmtree(absent)
+        again = ("--set", f'data.cache="offline-{known}"', "--name", f"offline-{known}")
+        done = ask(place, hub, "run", "tiny.toml", "--plain", *again, offline=True, home=home.name)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return hub.asked[begin:]
+
+
+def test_checking_a_recipe_fetches_the_config_alone(place, hub):
+    begin = len(hub.asked)
+    done = ask(place, hub, "check", "tiny.toml", home="checked")
+    assert done.returncode == 0 and "llama" in done.stdout, done.stderr
+    assert {path.rpartition("/")[2] for path in hub.asked[begin:] if "/resolve/" in path} == {"config.json"}
+
+
+def test_a_run_keeps_the_commit_that_it_found_and_fetches_no_pickle(place, trained):
     recipe = tomllib.loads((place / "runs" / "tiny" / "recipe.toml").read_text())
     assert recipe["model"]["pretrained"] == "them/base" and recipe["model"]["revision"] == COMMIT
     assert recipe["tokenizer"] == {"path": "them/base", "revision": COMMIT}
-    files = {path.rpartition(f"/resolve/{COMMIT}/")[2] for path in hub.asked}
+    files = {path.rpartition(f"/resolve/{COMMIT}/")[2] for path in trained}
     weights = {file.name for file in (place / "made").glob("*.safetensors*")}
     assert {file for file in files if "safetensors" in file} == weights
     assert not files & UNWANTED
     assert (place / "runs" / "tiny" / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
+@pytest.mark.usefixtures("trained")
 def test_an_export_is_uploaded_whole_and_names_what_it_began_with(place, hub):
-    assert (place / "runs" / "tiny").exists()  # by the test before
     done = ask(place, hub, "export", "tiny", "out", "--push", "me/mine")
     assert done.returncode == 0 and "uploaded to" in done.stdout, done.stderr
     assert hub.files["me/mine"] == {file.name: file.read_bytes() for file in (place / "out").iterdir()}
@@ -99,34 +124,28 @@ def test_what_the_hub_does_not_have_is_reported_with_its_name(place, hub):
     assert done.returncode == 2 and "'them/none' is not a directory" in done.stderr
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["all asked for", "not all asked for"])
-def test_what_was_fetched_once_is_enough_to_work_offline(place, hub, known):
-    assert (place / "runs" / "tiny").exists()  # by a test before
-    absent = next((place / "hub-home").rglob(".no_exist"))
-    assert any(absent.rglob("special_tokens_map.json"))
-    if not known:
-        shutil.rmtree(absent)
-    asked = len(hub.asked)
-    again = ("--set", f'data.cache="offline-{known}"', "--name", f"offline-{known}")
-    done = ask(place, hub, "run", "tiny.toml", "--plain", *again, offline=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(hub.asked) == asked
-    assert (place / "runs" / f"offline-{known}" / "chat_template.jinja").exists()
-    assert bool(list((place / f"offline-{known}").rglob("not-asked.json"))) is not known
+def test_what_was_fetched_once_is_enough_to_work_offline(place, asked_offline):
+    assert asked_offline == []
+    for known in (True, False):
+        assert (place / "runs" / f"offline-{known}" / "chat_template.jinja").exists()
+        assert bool(list((place / f"offline-{known}").rglob("not-asked.json"))) is not known
 
 
-def test_what_nobody_could_be_asked_for_offline_is_asked_for_when_somebody_can_be(place, hub):
-    kept = next((place / "offline-False" / "tokenizers").iterdir())  # by the test before
+@pytest.mark.usefixtures("asked_offline")
+def test_what_nobody_could_be_asked_for_offline_is_asked_for_when_somebody_can_be(place, hub, tmp_path):
+    cache = shutil.copytree(place / "offline-False", tmp_path / "cache")
+    kept = next((cache / "tokenizers").iterdir())
     hub.files["them/base"]["generation_config.json"] = b'{"eos_token_id": 5}'
     code = (
         "from pathlib import Path; from trainkit.data.tokenizer.load import for_files\n"
         "from trainkit.hub import recipe\n"
-        "recipe = recipe.load(Path('tiny.toml'), ['data.cache=\"offline-False\"']).recipe\n"
+        f"recipe = recipe.load(Path('tiny.toml'), ['data.cache=\"{cache}\"']).recipe\n"
         "for_files(recipe, (), {})"
     )
     begin = len(hub.asked)
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=place, env=around(place, hub), capture_output=True, text=True, timeout=LIMIT)
+    online = around(place, hub, home="home-False")
+    done = subprocess.run(command, cwd=place, env=online, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert (kept / "generation_config.json").read_bytes() == hub.files["them/base"]["generation_config.json"]
     assert not (kept / "not-asked.json").exists()
@@ -153,6 +172,7 @@ def test_offline_weights_that_are_not_in_the_cache_are_not_said_to_be_nowhere(tm
     assert find.weights("them/base", None) == snapshot
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_repository_of_pickles_is_refused_before_anything_is_tokenised(place, hub):
     hub.files["them/pickled"] = {
         name: content for name, content in hub.files["them/base"].items() if "safetensors" not in name
