@@ -17,7 +17,7 @@ from trainkit.recipe.toml.load import load
 from trainkit.rundir.owed import Owed, find_owed
 
 STEPS = 4
-#: Its last evaluation takes seconds.
+#: Its last evaluation has many batches.
 SLOW = (
     RECIPE.replace("steps = 24", f"steps = {STEPS}")
     .replace("held_out = 0.1", "held_out = 0.6")
@@ -32,7 +32,7 @@ def results(run: Path) -> list[tuple[str, int, object]]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = workplace(tmp_path_factory.mktemp("uninterrupted"), SLOW, documents=300)
+    directory = workplace(tmp_path_factory.mktemp("uninterrupted"), SLOW)
     done = trainkit(directory, "run", "tiny.toml", "--plain")
     assert done.returncode == 0, done.stderr
     return directory / "runs" / "tiny"
@@ -42,7 +42,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_evaluation_that_is_cut_off_at_the_last_step_is_done_by_the_attempt_that_continues(
     tmp_path: Path, uninterrupted: Path, number: int, code: int
 ) -> None:
-    workplace(tmp_path, SLOW, documents=300)
+    workplace(tmp_path, SLOW)
     run = tmp_path / "runs" / "tiny"
     with Trainer(tmp_path, "run", "tiny.toml", "--plain", held_at=f"evaluation_started {STEPS}") as trainer:
         assert trainer.until(lambda e: e["type"] == "evaluation_started")
