@@ -6,15 +6,13 @@ with sources padded at either end and targets padded at the end. What is exporte
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixed_configs import ENCODER_DECODERS
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from parity import ASKED_OF_ENCODERS, exported_again, far_of, ours_of
+from parity import ASKED_OF_ENCODERS, drawn, exported_again, far_of, ours_of
 from reference import Reference
 
 from trainkit.models.dropout import Dropout
@@ -63,22 +61,10 @@ def bart(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("drawn", [t5, bart])
-def test_drawn_ones_compute_what_the_reference_does(drawn: Any, reference: Reference, tmp_path: Path) -> None:
-    @settings(
-        max_examples=2,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(drawn(), st.integers(0, 1000))
-    def compared(config: dict[str, Any], seed: int) -> None:
-        with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
-            compare(reference, Path(directory), config, seed)
-
-    compared()
+@pytest.mark.parametrize("strategy", [t5, bart])
+def test_drawn_ones_compute_what_the_reference_does(strategy: Any, reference: Reference, tmp_path: Path) -> None:
+    config, seed = drawn(strategy(), st.integers(0, 1000))
+    compare(reference, tmp_path, config, seed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from jaxtyping import Array
 
 from trainkit import models
@@ -35,6 +38,27 @@ GIVEN = ("tokens", "mask", "sources", "labels")
 GRADIENT = "gradient/"
 #: These programs run once: without what makes them fast they are compiled in a quarter of the time.
 _compiled = eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False})
+
+
+def drawn(*strategies: st.SearchStrategy[Any]) -> Sequence[Any]:
+    """Return an example of each strategy, the same ones in every run. They are not the simplest ones, which are near
+    the fixtures."""
+    found: list[Sequence[Any]] = []
+
+    @settings(
+        max_examples=2,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(st.tuples(*strategies))
+    def collect(example: Sequence[Any]) -> None:
+        found.append(example)
+
+    collect()
+    return found[-1]
 
 
 def ours(directory: Path, tokens: np.ndarray, *, late: int, padded: int, greedy: int) -> Found:
