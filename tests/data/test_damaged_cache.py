@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import data_room as room
@@ -46,6 +47,32 @@ def test_a_damaged_shard_is_an_error_with_its_path_before_the_first_batch_with_i
     shards.path_of(before.directory, shard.key).unlink()
     again = TrainSet(caches.build(recipe), recipe).batch(0)
     np.testing.assert_array_equal(again["tokens"], whole["tokens"])
+
+
+def test_what_the_cache_keeps_is_never_made_of_a_damaged_shard(tmp_path):
+    files = room.write_texts(tmp_path / "text", 40) / "*/*.txt"
+    recipe = room.recipe(tmp_path, files, shuffle=False, held_out=0.3, encoding={"type": "pack"})
+    built = caches.build(recipe)
+    whole = TrainSet(built, recipe).batch(0)
+    shard = built.train.sections[0].shard
+    path = shards.path_of(built.directory, shard.key)
+    content = path.read_bytes()
+    for name in ("frames", "apart"):
+        shutil.rmtree(built.directory / name)
+    change(path, zero)
+    with pytest.raises(TrainkitError, match="does not match its checksum"):
+        TrainSet(caches.build(recipe), recipe).batch(0)
+    assert not list(built.directory.glob("apart/*.json"))
+    path.write_bytes(content)
+    again = TrainSet(caches.build(recipe), recipe).batch(0)
+    np.testing.assert_array_equal(again["tokens"], whole["tokens"])
+
+
+def test_spans_that_exist_are_read_without_looking_at_the_shard(tmp_path, monkeypatch):
+    recipe = room.recipe(tmp_path, room.write_texts(tmp_path / "text", 6) / "*/*.txt", encoding={"type": "pack"})
+    examples = TrainSet(caches.build(recipe), recipe).examples
+    monkeypatch.setattr(shards, "check", lambda cache, shard: pytest.fail("it reads all of a large cache at the start"))
+    assert TrainSet(caches.build(recipe), recipe).examples == examples
 
 
 def test_a_shard_is_compared_with_its_checksum_when_it_is_first_used_and_once(tmp_path, monkeypatch):

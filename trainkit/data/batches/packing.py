@@ -11,6 +11,7 @@ Spans follow from a shard's documents alone, so they are the same whether the re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -161,17 +162,27 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarra
 
 
 def load(
-    cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1
+    cache: Path,
+    shard: Shard,
+    spec: Encoding,
+    length: int,
+    ends: Callable[[], np.ndarray],
+    tokens: int,
+    *,
+    shift: int = 1,
 ) -> PackedSpans:
     """Return the spans of a shard, mapped into memory, after writing them if the cache lacks them or has them damaged
-    or, from an earlier version, without a checksum. Raises TrainkitError."""
+    or, from an earlier version, without a checksum.
+
+    `ends` returns those of the shard's documents, and is called only then. Raises TrainkitError.
+    """
     parts = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
     key = of_value(parts if shift else [*parts, "not shifted"])
     path = cache / "frames" / f"{key}.npy"
     try:
         return _read(path)
     except (FileNotFoundError, ValueError):
-        _write(path, find_spans(spec, length, ends, tokens, shift=shift))
+        _write(path, find_spans(spec, length, ends(), tokens, shift=shift))
     except OSError as error:
         raise TrainkitError(f"cannot read it: {error}", where=str(path), hint="delete it: it is rebuilt") from error
     return _read(path)

@@ -78,7 +78,7 @@ def _path(cache: Path, group: Set) -> Path:
 
 def _hashes(stream: Stream, number: int) -> np.ndarray:
     """Return the hashes of the documents of a section, (entries,)."""
-    return stream.unverified_arrays(number).documents["hash"][: stream.sections[number].entries]
+    return stream.arrays(number).documents["hash"][: stream.sections[number].entries]
 
 
 def _common_hashes(trained: Stream, held_out: Stream) -> np.ndarray:
@@ -104,7 +104,7 @@ def _which_stay(stream: Stream, number: int, copies: np.ndarray) -> np.ndarray |
 
 def _continues(stream: Stream, number: int) -> bool:
     """Return whether the last document of a section continues in the next one."""
-    section, ends = stream.sections[number], stream.unverified_arrays(number).ends
+    section, ends = stream.sections[number], stream.arrays(number).ends
     return not section.entries or int(ends[section.entries - 1]) < section.tokens
 
 
