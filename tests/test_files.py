@@ -72,6 +72,28 @@ def test_the_log_is_on_the_disk_before_a_checkpoint_that_stands_on_it_has_its_na
     assert "directory checkpoints" in after
 
 
+    # a draft with a manifest counts as a checkpoint after a power cut
+    assert before.index("file events.jsonl") < before.index("rename manifest.json")
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_flushes_no_directories_is_no_error_and_a_broken_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError) if number == errno.EIO else contextlib.nullcontext():
+        files.write(tmp_path / "state.json", "1")
+    assert (tmp_path / "state.json").read_text() == "1"
+
+
+def test_json_that_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(files.Damaged, match="nested too deeply"):
+        files.read_json(tmp_path / "state.json")
 def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
     files.write(tmp_path / "state.json", "before")
     with pytest.raises(ZeroDivisionError), files.replacing(tmp_path / "state.json") as file:

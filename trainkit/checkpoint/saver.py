@@ -198,6 +198,11 @@ class Saver:
 
     def _commit(self, written: Path, final: Path, manifest: Manifest, recipe: str) -> None:
         """Check what was written, give it its name, and remove older checkpoints."""
+        # what a resume reads besides the checkpoint must not be older on the disk than its manifest: after a power cut
+        # `store.clean` takes a draft that has one for a checkpoint
+        with contextlib.suppress(FileNotFoundError):
+            files.sync(self._run / LOG)
+        files.sync_directory(self._run)
         checksums = {name: arrays.checksum_of(written / "arrays" / name) for name in manifest.leaves}
         if recipe:
             files.write(written / RECIPE, recipe)
@@ -207,10 +212,6 @@ class Saver:
         arrays.forget_cached(written / "arrays")
         if problems := store.verify(written, gently=True):
             raise OSError(f"what was written cannot be read back: {'; '.join(problems)}")
-        # what a resume reads besides the checkpoint must not be newer on the disk than the checkpoint
-        with contextlib.suppress(FileNotFoundError):
-            files.sync(self._run / LOG)
-        files.sync_directory(self._run)
         store.commit(written, final)
         store.retain(self._run, saved=manifest.step, keep_last=self._keep_last, held=self._held())
 
