@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import stat
@@ -70,8 +72,6 @@ def test_the_log_is_on_the_disk_before_a_checkpoint_that_stands_on_it_has_its_na
     before, after = calls[: calls.index("commit")], calls[calls.index("commit") :]
     assert {"file events.jsonl", "file .manifest.json", f"directory {tmp_path.name}"} <= set(before)
     assert "directory checkpoints" in after
-
-
     # a draft with a manifest counts as a checkpoint after a power cut
     assert before.index("file events.jsonl") < before.index("rename manifest.json")
 
@@ -94,9 +94,11 @@ def test_json_that_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_bytes(b"[" * 100_000)
     with pytest.raises(files.Damaged, match="nested too deeply"):
         files.read_json(tmp_path / "state.json")
+
+
 def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
     files.write(tmp_path / "state.json", "before")
-    with pytest.raises(ZeroDivisionError), files.replacing(tmp_path / "state.json") as file:
+    with pytest.raises(ZeroDivisionError), files.replace_file(tmp_path / "state.json") as file:
         file.write(b"half")
         raise ZeroDivisionError
     assert (tmp_path / "state.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1

@@ -8,6 +8,7 @@ itself, so that a changed bit is found before it is believed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from typing import Any, BinaryIO
 
 _CHUNK = 1 << 20
 _SEAL = re.compile(r',?\s*"checksum": "([0-9a-f]{8})"\s*\}\s*\Z')
+#: A seal is within so many characters of the end; a search of megabytes would take seconds.
+_SEAL_LENGTH = 64
 
 
 class Damaged(ValueError):
@@ -84,7 +87,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     text = path.read_bytes().decode()
     sealed = is_sealed(text)
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise Damaged("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise Damaged("it is not a JSON object")
     if value.pop("checksum", None) is not None and not sealed:
@@ -101,7 +107,7 @@ def seal(text: str) -> str:
 
 def is_sealed(text: str) -> bool:
     """Return whether a JSON text ends with a checksum of what precedes it. Raises Damaged if it is another one's."""
-    if (found := _SEAL.search(text)) is None:
+    if (found := _SEAL.search(text, max(0, len(text) - _SEAL_LENGTH))) is None:
         return False
     if checksum(text[: found.start()].encode()) != int(found[1], 16):
         raise Damaged("it does not match its checksum")
@@ -122,8 +128,15 @@ def sync(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk, as fsync does with the contents of a file. Raises OSError."""
-    _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Flush the names in a directory to the disk, as fsync does with the contents of a file. Raises OSError.
+
+    Some file systems, such as folders shared with a virtual machine, flush no directories: there it does nothing.
+    """
+    try:
+        _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def sync_tree(directory: Path) -> None:
