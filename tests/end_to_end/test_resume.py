@@ -344,6 +344,36 @@ def test_an_edited_recipe_is_refused_as_an_override_would_be(
     assert prepared(run) == moved
 
 
+def test_an_edit_is_refused_although_the_copy_in_the_newest_checkpoint_is_damaged_or_gone(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    copy = run / "checkpoints/24/recipe.toml"
+    for path in (run / "recipe.toml", copy):
+        path.write_text(path.read_text().replace("seed = 0", "seed = 3", 1))
+    with pytest.raises(TrainkitError, match=r"run\.seed: 0 -> 3"):
+        prepared(run)
+    copy.unlink()
+    with pytest.raises(TrainkitError, match=r"run\.seed: 0 -> 3"):
+        prepared(run)
+    for other in (run / "checkpoints").glob("*/recipe.toml"):
+        other.unlink()
+    assert any("the changed keys are unknown" in note for note in prepared(run))
+
+
+def test_a_run_of_an_earlier_version_is_not_taken_for_an_edited_one(tmp_path: Path, uninterrupted: Path) -> None:
+    run = copied(uninterrupted, tmp_path)
+    known = manifests.read(run / "checkpoints/24").recipe
+    for path in (run / "checkpoints").glob("*/manifest.json"):
+        old = {"checksums": {}, "log": None, "tokenizer": None, "recipe": "made before a key was added"}
+        edit_manifest(path.parent, lambda text, old=old: json.dumps(json.loads(text) | old))
+        (path.parent / "recipe.toml").unlink()
+    log = run / "events.jsonl"
+    log.write_text(log.read_text().replace(f'"recipe": "{known}"', '"other": ""'))
+    assert any("whether recipe.toml was edited since then is unknown" in note for note in prepared(run))
+    assert find_problems(run) == []
+
+
 def test_an_edit_that_may_change_is_said_and_one_that_an_attempt_began_with_is_not(
     tmp_path: Path, uninterrupted: Path
 ) -> None:

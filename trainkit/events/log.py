@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import files
-from trainkit.events.attempts import current_events
+from trainkit.events.attempts import CurrentEvents, current_events
 from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
@@ -212,7 +212,10 @@ def damage(run_directory: Path, mark: tuple[int, str], *, step: int) -> str | No
     path, (size, expected) = run_directory / NAME, mark
     if path.exists() and files.checksum_of(path, size) == expected:
         return None
-    seen = {event["step"] for event in read(run_directory) if event["type"] == "step"}
+    # twice through the log, which may be larger than the memory
+    current = CurrentEvents(of_kinds(run_directory, "run_started"))
+    counted = filter(current.keeps, of_kinds(run_directory, "run_started", "step"))
+    seen = {event["step"] for event in counted if event["type"] == "step"}
     missing = [number for number in range(1, step + 1) if number not in seen]
     lost = f"{len(missing)} of the steps up to {step} are missing, the first is {missing[0]}" if missing else ""
     lost = lost or "no step is missing, but other events are or values differ"

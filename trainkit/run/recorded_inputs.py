@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.store import Info
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import damage, of_kinds
+from trainkit.files import checksum_of
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import Difference, differences
 from trainkit.rundir import recipes
@@ -31,16 +33,30 @@ def trained_recipe(directory: Path, newest: Info | None, present: Loaded) -> tup
 
     It is `present` too if recipe.toml is as the last attempt found it.
     """
-    *_, last = (None, *(event["recipe"] for event in of_kinds(directory, "run_started")))
+    *_, last = (None, *(event.get("recipe") for event in of_kinds(directory, "run_started")))
     if newest is None or present.recipe.fingerprint() in (newest.manifest.recipe, last):
         return present, []
+    if RECIPE not in newest.manifest.checksums:  # a recipe as it was has another fingerprint too if keys were added
+        by = f"an earlier version of trainkit wrote the checkpoint of step {newest.step}"
+        return present, [f"{by}: whether {RECIPE} was edited since then is unknown"]
     edited = f"{RECIPE} has changed since the checkpoint of step {newest.step} was written"
-    if RECIPE not in newest.manifest.checksums:
-        return present, [f"{edited}; an earlier version wrote it, so the changed keys are unknown"]
+    if (copy := _recipe_copy(directory, newest)) is None:
+        return present, [f"{edited}; the recipe in the checkpoint is damaged too, so the changed keys are unknown"]
     try:
-        return load_resolved(newest.directory / RECIPE), []
+        return load_resolved(copy), []
     except TrainkitError as error:  # such as a plugin that is gone
         return present, [f"{edited}; the recipe in the checkpoint cannot be read: {error.problem}"]
+
+
+def _recipe_copy(directory: Path, newest: Info) -> Path | None:
+    """Return a whole copy of the recipe of the checkpoint `newest`, its own or that of one with the same recipe."""
+    for info in (newest, *reversed(store.checkpoints(directory))):
+        expected = info.manifest.checksums.get(RECIPE)
+        if info.manifest.recipe == newest.manifest.recipe and expected is not None:
+            with contextlib.suppress(OSError):
+                if checksum_of(info.directory / RECIPE) == expected:
+                    return info.directory / RECIPE
+    return None
 
 
 def find_problems(directory: Path) -> list[str]:
@@ -63,7 +79,13 @@ def find_problems(directory: Path) -> list[str]:
 
 
 def _edits(directory: Path, newest: Info) -> list[str]:
-    """Return what was edited in a run's recipe. One with plugins is not compared, as that would run their code."""
+    """Return what was edited in a run's recipe, if the checkpoint knows it.
+
+    A recipe with plugins is not compared, as that would run their code.
+    """
+    if RECIPE not in newest.manifest.checksums:
+        present_recipe(directory, newest)
+        return []
     if any(key.startswith("plugins.") for key in recipes.entries(directory / RECIPE)):
         return []
     present = present_recipe(directory, newest)
