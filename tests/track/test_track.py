@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from track_run import LOSSES, began, finish, look, read_back, run_directory, tra
 
 from trainkit.errors import TrainkitError
 from trainkit.events.attempts import current_events
-from trainkit.events.log import NAME, Tail
+from trainkit.events.log import NAME, Tail, read
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track import projections, tail
@@ -258,6 +259,27 @@ def test_a_run_is_copied_by_one_process_at_a_time(tmp_path: Path, monkeypatch: p
         with pytest.raises(TrainkitError, match="another process is copying this run into Aim"):
             tail.follow(tmp_path, "aim", Track(repository=str(tmp_path)))
     assert not (tmp_path / ".aim").exists()
+
+
+def test_a_sidecar_that_keeps_up_with_a_fast_trainer_pauses_each_time_it_has_flushed_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_directory(tmp_path, "fast")
+    log, steps, pauses = began(run, 1), iter(range(1, 10)), []
+
+    def noted(*_: object) -> None:
+        """The trainer logs one more step whenever the sidecar has noted its progress."""
+        step = next(steps, None)
+        if step is not None:
+            train(log, range(step, step + 1))
+        elif read(run)[-1]["type"] != "run_finished":
+            finish(log, 9)
+
+    monkeypatch.setattr(tail, "write_progress", noted)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    projection = SimpleNamespace(progress=projections.TrackerProgress("n", "here"), write=lambda event: None)
+    assert tail._Copy(run, "aim", projection).to_the_end()  # type: ignore[arg-type]
+    assert len(pauses) >= 9
 
 
 def test_a_sidecar_that_needs_too_long_is_left_to_end_by_itself(tmp_path: Path) -> None:

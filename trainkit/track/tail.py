@@ -34,6 +34,8 @@ from trainkit.track.projections import (
 STAYS = MESSAGES | {"control"}
 #: Seconds between two looks at the log.
 INTERVAL = 1.0
+#: Bytes of the log that are read at once.
+_AT_ONCE = 1 << 18
 #: Seconds to wait for a sidecar of an earlier attempt that is about to end.
 PATIENCE = 30.0
 
@@ -115,7 +117,7 @@ class _Copy:
         while True:
             # asked before reading, so that everything a trainer wrote before it died is read
             over = self._is_over()
-            events = tail.poll(limit_bytes=1 << 18)
+            events = tail.poll(limit_bytes=_AT_ONCE)
             for event in events:
                 try:
                     if current.keeps(event) and not self._take(event):
@@ -127,7 +129,8 @@ class _Copy:
                 write_progress(self._run, self._name, self._progress)
             elif over:
                 return True
-            else:
+            # not as often as a fast trainer logs: each note of the progress is flushed to the disk
+            if tail.bytes_left() < _AT_ONCE and not self._is_over():
                 time.sleep(INTERVAL)
 
     def _take(self, event: Event) -> bool:
