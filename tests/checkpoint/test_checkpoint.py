@@ -582,6 +582,14 @@ def test_an_array_of_another_step_and_a_swapped_array_are_damage_though_they_are
     assert found is not None and found[1].step == 1 and reported == ["3", "2"]
 
 
+def test_what_a_copying_program_leaves_beside_the_chunks_is_no_damage(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    array = next((at(tmp_path, 1) / "arrays").iterdir())
+    (array / "._zarr.json").write_text("x")
+    assert store.verify(at(tmp_path, 1)) == []
+    assert bits(read(at(tmp_path, 1))) == bits(state_at(1))
+
+
 def test_every_flipped_bit_of_a_manifest_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     path = at(tmp_path, 2) / "manifest.json"

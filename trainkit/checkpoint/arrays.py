@@ -139,6 +139,8 @@ def checksum_of(array: Path) -> str:
     """
     total = 0
     for path in sorted(array.iterdir()):
+        if path.name.startswith("."):  # such as what file systems and copying programs leave
+            continue
         with path.open("rb") as file:
             if path.name != METADATA:
                 file.seek(-CHUNK_CHECKSUM_BYTES, os.SEEK_END)

@@ -212,6 +212,9 @@ def set_aside(directory: Path, *, beyond: int) -> list[int]:
     for path in later:
         target.mkdir(exist_ok=True)
         path.rename(target / path.name)
+    if later:  # else a power cut brings the abandoned course back
+        files.sync_directory(target)
+        files.sync_directory(directory)
     return [int(path.name) for path in later]
 
 
