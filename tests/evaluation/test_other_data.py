@@ -29,6 +29,7 @@ def test_files_are_read_as_the_data_set_that_the_model_was_trained_on_was(tmp_pa
     assert found("own.jsonl", "https://host/more.jsonl") == files
     same = HuggingFace(**about, document=document).model_copy(update={"limit": None})
     assert found("them/rows", split="test") == [same.model_copy(update={"split": "test", "name": "test"})]
+    assert found(split="test") == [same.model_copy(update={"split": "test", "name": "test"})]
     others = {"id": "them/others", "name": "others", "config": None, "revision": None}
     assert found("them/others") == [same.model_copy(update=others)]
     with pytest.raises(TrainkitError, match=r"--split test is for data sets, and --data own\.jsonl is a file"):

@@ -66,9 +66,9 @@ def _other(source: RowSource, data: str, name: str, split: str | None) -> Source
 
 
 def _split_of(source: Source, split: str) -> Source:
-    """Return the same source with another split, which is its name too."""
+    """Return the same source with another split, which is its name too, and all of its rows."""
     try:
-        return type(source).model_validate({**dict(source), "split": split, "name": split})
+        return type(source).model_validate({**dict(source), "split": split, "name": split, "limit": None})
     except ValidationError as error:
         wrong = error.errors()[0]
         raise TrainkitError(
