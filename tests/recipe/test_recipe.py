@@ -470,6 +470,9 @@ def test_a_key_that_came_later_changes_no_fingerprint_so_that_old_sweeps_continu
     assert Recipe.model_validate({**values, "schedules": decay}).fingerprint() == "da6afcf630e9913e"
     muon = {"type": "muon", "learning_rate": 1e-3, "adamw": {"learning_rate": 1e-3}}
     assert Recipe.model_validate({**values, "optimizer": muon}).fingerprint() == "9203be806cadd7d5"
+    group = {"match": "blocks.mlp_in.weight", "optimizer": muon}
+    grouped = {**values["optimizer"], "groups": (group,)}
+    assert Recipe.model_validate({**values, "optimizer": grouped}).fingerprint() == "8712288451dbfabe"
     other = Recipe.model_validate({**values, "schedules": {**decay, "batch_size": ((0, 8),)}})
     assert other.fingerprint() != "da6afcf630e9913e", "a value that is not the default changes it"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -293,6 +294,14 @@ class Recipe(Spec):
         values = self.model_dump(mode="json", by_alias=True)
         for section, later in _LATER.items():
             if values[section]:
-                values[section] = {k: v for k, v in values[section].items() if k not in later or v != later[k]}
+                values[section] = _without(later, values[section])
+        for group in values["optimizer"].get("groups", ()):
+            if group["optimizer"]:
+                group["optimizer"] = _without(_LATER["optimizer"], group["optimizer"])
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without(later: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section, less those of `later` that are as they are there."""
+    return {key: value for key, value in values.items() if key not in later or value != later[key]}
