@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -20,7 +22,10 @@ from trainkit.errors import TrainkitError
 from trainkit.models import leaf_names
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.search.landscape import RANGES, Landscape, downhill, losses_along, random_line
+from trainkit.tasks import Loss
 from trainkit.tasks import build as build_task
+from trainkit.tasks.causal_lm import CausalLMTask
+from trainkit.tasks.statistics import Ratio, Statistic
 
 
 def test_losses_along_a_line_are_those_of_the_models_on_it() -> None:
@@ -40,6 +45,30 @@ def test_losses_along_a_line_are_those_of_the_models_on_it() -> None:
         expected = direct(at)
         np.testing.assert_allclose(loss, expected.sum / expected.weight, rtol=1e-6)
     assert len(set(map(float, found))) == len(distances)
+
+
+class TimesMean(CausalLMTask):
+    """The loss of each row times the mean loss of the whole batch."""
+
+    baselines: ClassVar[Mapping[str, Statistic]] = {"mean": Ratio.zero()}
+
+    def measure_baselines(self, model: Any, batch: Mapping[str, Any]) -> dict[str, Ratio]:
+        found = super().loss(model, batch)
+        return {"mean": Ratio(found.sum, found.weight)}
+
+    def loss(self, model: Any, batch: Mapping[str, Any], *, key: Any = None) -> Loss:
+        found, mean = super().loss(model, batch), batch["mean"]
+        return Loss(found.sum * mean.sum / mean.weight, found.weight)
+
+
+def test_a_loss_that_depends_on_the_whole_batch_has_its_baselines_at_every_place() -> None:
+    state, batch, distances = small.state(), small.batch(0, accumulation=2), jnp.asarray([0.0, 1.0])
+    line = random_line(state.params, jax.random.key(1))
+    plain, times_mean = (
+        losses_along(task, jnp.dtype(jnp.float32))(state, line, distances, batch)
+        for task in (build_task(CausalLM()), TimesMean())
+    )
+    np.testing.assert_allclose(times_mean, np.square(plain), rtol=1e-5)
 
 
 def test_directions_have_the_lengths_that_their_units_say() -> None:

@@ -37,6 +37,7 @@ from trainkit.rundir.directory import recipe_of
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
 from trainkit.train.build import BuiltStep, build, state_shapes
+from trainkit.train.gradients import measure_baselines
 from trainkit.train.planning import UNKNOWN_SIZE, plan_of
 from trainkit.train.prefetch import to_device
 from trainkit.train.state import LOSS, State, key_of_step
@@ -178,9 +179,10 @@ def mean_loss(
 ) -> Array:
     """Return the mean loss of a batch, (A, M, …), at these parameters, which are float32."""
     model = eqx.combine(cast(frozen, compute), in_compute_dtype(params, compute))
+    baselines = measure_baselines(task, lambda _: model, batch)
 
     def add(sums: tuple[Array, Array], micro_batch: Any) -> tuple[tuple[Array, Array], None]:
-        loss = task.loss(model, micro_batch, key=key)
+        loss = task.loss(model, {**micro_batch, **baselines}, key=key)
         return (sums[0] + loss.sum, sums[1] + loss.weight), None
 
     (total, weight), _ = jax.lax.scan(add, (jnp.float32(0), jnp.float32(0)), dict(batch))

@@ -5,7 +5,7 @@ A = accumulation (micro-batches in a step), M = sequences in a micro-batch over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,16 +92,7 @@ class BatchGradient:
         return found
 
     def _baselines(self, state: State, params: PyTree, batch: Batch) -> dict[str, Any]:
-        """Return what the task measures of the whole batch before it computes a loss; empty for most tasks."""
-        if not self.task.baselines:
-            return {}
-
-        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
-            found = self.task.measure_baselines(self._model(state, params, micro_batch), micro_batch)
-            return jax.tree.map(jnp.add, sums, dict(found)), None
-
-        sums, _ = jax.lax.scan(add, dict(self.task.baselines), dict(batch))
-        return jax.lax.stop_gradient(sums)
+        return measure_baselines(self.task, lambda micro_batch: self._model(state, params, micro_batch), batch)
 
     def _model(self, state: State, params: PyTree, batch: Batch) -> Any:
         """Return the model in the compute dtype, with dropout if the batch has the numbers of its rows."""
@@ -120,6 +111,23 @@ class BatchGradient:
         if self.shardings is not None:
             grads = jax.lax.with_sharding_constraint(grads, self.shardings)
         return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, loss
+
+
+def measure_baselines(task: Task, model_of: Callable[[Batch], Any], batch: Batch) -> dict[str, Any]:
+    """Return what a task measures of a whole batch, (A, M, …), before it computes a loss; empty for most tasks.
+
+    Args:
+        model_of: returns the model for a micro-batch.
+    """
+    if not task.baselines:
+        return {}
+
+    def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
+        found = task.measure_baselines(model_of(micro_batch), micro_batch)
+        return jax.tree.map(jnp.add, sums, dict(found)), None
+
+    sums, _ = jax.lax.scan(add, dict(task.baselines), dict(batch))
+    return jax.lax.stop_gradient(sums)
 
 
 def no_loss(task: Task) -> Loss:
