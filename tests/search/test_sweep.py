@@ -235,11 +235,11 @@ def test_a_sweep_with_a_time_of_day_continues_on_the_next_day(tmp_path: Path) ->
     assert tomorrow.trials[1].loaded.recipe.train.until == "2130-01-02 08:00"
 
 
-def timed(directory: Path, until: str) -> Study:
+def timed(directory: Path, until: str | None) -> Study:
     recipe = directory / "tiny.toml"
     recipe.write_text(BARE + GRID)
-    settings = [f'run.directory="{directory}/runs"', 'schedule={type="wsd", warmup=0}', f'train.until="{until}"']
-    return study_of(recipe, settings)
+    settings = [f'run.directory="{directory}/runs"', 'schedule={type="wsd", warmup=0}']
+    return study_of(recipe, [*settings, f'train.until="{until}"'] if until else settings)
 
 
 def until_of(directory: Path) -> str | None:
@@ -265,6 +265,12 @@ def test_a_trial_that_was_cut_off_and_whose_time_is_over_continues_until_the_nex
     (about,) = [line for line in said if line.startswith("trial 2 of 6") and "continued" in line]
     assert f"continued until {LATER}, as its time was over" in about
     assert [end.status for _, end in found.rank() if end] == ["finished"] * 4 + ["failed"] * 2
+
+
+def test_a_trial_whose_time_is_over_is_not_continued_by_a_recipe_without_a_time(tmp_path: Path) -> None:
+    create(timed(tmp_path, OVER).trials[0].loaded)  # type: ignore[arg-type]
+    with pytest.raises(TrainkitError, match=r"trial 1 was cut off.*has no train\.until now"):
+        finish(timed(tmp_path, None))
 
 
 def test_a_time_of_day_that_passes_while_others_train_is_that_of_the_next_day(tmp_path: Path) -> None:

@@ -176,11 +176,17 @@ def _loaded_now(study: Study, trial: Trial) -> Loaded:
 
 def _give_time(study: Study, trial: Trial) -> str:
     """Let a trial that was cut off, and whose own `train.until` is over, end at the next time that the recipe of the
-    sweep says; return that in words. Raises TrainkitError as `_loaded_now`."""
+    sweep says; return that in words. Raises TrainkitError as `_loaded_now`, and if the recipe has no time any more."""
     own = recipe_of(trial.directory).recipe.train
     if own.until is None or own.seconds_left(now=datetime.now(), spent=0) > 0:
         return ""
     until = _loaded_now(study, trial).recipe.train.until
+    if until is None:
+        raise TrainkitError(
+            f"trial {trial.number} was cut off, its time is over, and the recipe of the sweep has no train.until now",
+            where=str(trial.directory),
+            hint="write a later train.until in the recipe; or delete this directory, which begins the trial anew",
+        )
     # also a run that has done all but say so, which `trainkit resume` refuses
     with hold_lock(trial.directory):
         later = recipe_of(trial.directory, [f'train.until="{until}"'])
