@@ -31,9 +31,9 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.batches import BatchReader
-from trainkit.dashboard.pages import Page
+from trainkit.dashboard.pages import KEYS, NAMES, Page
 from trainkit.dashboard.runs.app import RunsApp
 from trainkit.dashboard.runs.leaderboard import Arrangement
 from trainkit.rundir import summary
@@ -161,8 +161,8 @@ async def turn_the_pages(run: Path, size: tuple[int, int], wearing: str, show: S
 
 async def each_page(pilot: Pilot[Any], app: Dashboard, show: Show) -> None:
     app.load()
-    for number, name in enumerate(NAMES, 1):
-        await pilot.press(str(number))
+    for name in NAMES:
+        await pilot.press(KEYS[name])
         show(name, app, await still(pilot, app.draw_all))
     for name, (number, keys) in MORE.items():
         await pilot.press(str(number), *keys)
