@@ -229,10 +229,10 @@ def evaluator_of(log: EventLog, *, most: int, compares: bool = False) -> Evaluat
     )
     add = evaluator._add
 
-    def refuse(sums, lost, state, batch, key):
+    def refuse(sums, lost, state, batch, baselines, key):
         if batch["x"].shape[1] > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return add(sums, lost, state, batch, key)
+        return add(sums, lost, state, batch, baselines, key)
 
     evaluator._add = refuse  # type: ignore[assignment]
     return evaluator
