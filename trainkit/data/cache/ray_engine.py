@@ -42,7 +42,7 @@ _LOOK, _PATIENCE = 5.0, 300.0
 #: Seconds for cancelled tasks to clean up, and until those that continue are cancelled again.
 _GRACE, _CANCEL_EVERY = 20.0, 2.0
 #: Seconds in which an address must answer.
-_ANSWER = 5.0
+_ANSWER = 20.0
 #: Bytes for the arguments and results of tasks: a tokenizer, and records of shards.
 _OBJECTS = 128 << 20
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -290,7 +290,7 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
 
 
 def _cancel(ray: Any, running: list[Any]) -> None:
-    """Interrupt tasks, which then remove their unfinished files."""
+    """Interrupt tasks, which then remove their unfinished files, and kill those that continue."""
     deadline = time.monotonic() + _GRACE
     # a cluster that has gone takes its tasks with it, and its error must not hide the reason for which they end
     with contextlib.suppress(ray.exceptions.RayError):
@@ -298,3 +298,5 @@ def _cancel(ray: Any, running: list[Any]) -> None:
             for reference in running:  # again and again: Python drops an interrupt that comes during some imports
                 ray.cancel(reference)
             _, running = ray.wait(running, num_returns=len(running), timeout=_CANCEL_EVERY)
+        for reference in running:  # those that ignore interrupts, as in a process that a script began with `&`
+            ray.cancel(reference, force=True)
