@@ -10,6 +10,7 @@ import data_room as room
 import pytest
 from trainer import RECIPE
 
+from trainkit import files
 from trainkit.cli.inspect import inspect
 from trainkit.data import recorded
 from trainkit.data.cache import build as caches
@@ -110,12 +111,12 @@ def test_a_run_of_an_earlier_version_is_compared_with_its_checkpoint(run, tmp_pa
 
 
 def test_a_run_that_recorded_its_data_in_an_earlier_format_is_shown_as_resume_continues_it(run, monkeypatch):
-    before, known = shown(run), json.loads((run / recorded.NAME).read_bytes())
+    before, known = shown(run), files.read_json(run / recorded.NAME)
     now = caches.find(load(Path("tiny.toml")).recipe)
     assert now is not None
     earlier = recorded._fingerprint(now, 3)
     assert earlier != now.fingerprint
-    (run / recorded.NAME).write_text(json.dumps({**known, "fingerprint": earlier}))
+    files.write_json(run / recorded.NAME, {**known, "fingerprint": earlier})
     assert shown(run) == before
     monkeypatch.setattr(recorded, "PIECE", 20)
     with pytest.raises(TrainkitError, match="texts of more than 20 characters are tokenised as a whole now"):

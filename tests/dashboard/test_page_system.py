@@ -13,6 +13,7 @@ import pytest
 from fake_run import HOSTILE
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import only
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -32,8 +33,7 @@ GPU = {"count": 1, "platform": "gpu", "kind": "H100", "memory_bytes": 10**10}
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PAGES", (SystemPage,))
-    monkeypatch.setattr(app, "NAMES", ("overview", SystemPage.NAME))
+    only(monkeypatch, SystemPage)
 
 
 def events(steps: int, *, wait: float = 0.1) -> list[Event]:

@@ -18,6 +18,7 @@ from paired_rows import answer_pairs, recipe_text
 from reference import Reference as TorchReference
 from trainer import Trainer, arrays, evaluations, killed_at, losses, run_of, trainkit
 
+from trainkit import files
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.errors import WRONG_INPUT
@@ -149,9 +150,9 @@ def test_a_changed_reference_is_refused_before_the_log_is_cut(
     run = trainer.copied(uninterrupted, tmp_path)
     for path in (tmp_path / "cache" / "reference").glob("*"):
         path.unlink()
-    record = json.loads((run / "reference.json").read_text())
+    record = files.read_json(run / "reference.json")
     record["settings"]["model.heads"] = 4
-    (run / "reference.json").write_text(json.dumps(record))
+    files.write_json(run / "reference.json", record)
     done = trainkit(tmp_path, "resume", "tiny/4", "--plain")
     assert done.returncode == WRONG_INPUT and "other values of model.heads" in done.stderr
     assert losses(run).keys() == set(range(1, 13)) and (run / "checkpoints" / "12").exists()
