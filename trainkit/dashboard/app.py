@@ -148,7 +148,8 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
 
     def offers(self, action: str) -> bool:
         page = self._page()
-        return super().offers(action) and (page is None or page.offers(action))
+        useless = page is not None and action in page.footer_actions() and not page.offers(action)
+        return super().offers(action) and not useless
 
     @property
     def run_name(self) -> str:
