@@ -208,7 +208,7 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
 
 
 def damage(run_directory: Path, mark: tuple[int, str], *, step: int) -> str | None:
-    """Return what is wrong with the first bytes of a log, of which a `mark` was made at `step`; None if nothing is."""
+    """Return how the log differs from the `mark` that was made of it at `step`; None if it does not."""
     path, (size, expected) = run_directory / NAME, mark
     if path.exists() and files.checksum_of(path, size) == expected:
         return None

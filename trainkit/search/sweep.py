@@ -185,7 +185,7 @@ def _give_time(study: Study, trial: Trial) -> str:
         raise TrainkitError(
             f"trial {trial.number} was cut off, its time is over, and the recipe of the sweep has no train.until now",
             where=str(trial.directory),
-            hint="write a later train.until in the recipe; or delete this directory, which begins the trial anew",
+            hint="write a later train.until in the recipe, or delete this directory: then the trial starts again",
         )
     # also a run that has done all but say so, which `trainkit resume` refuses
     with hold_lock(trial.directory):
