@@ -239,7 +239,7 @@ def test_a_host_that_sees_another_directory_is_distinguished_from_one_that_is_ri
     room.write_texts(tmp_path / "text", 3)
     with pytest.raises(TrainkitError, match="does not see the token cache") as error:
         # a directory that is not there for the worker is one whose mark is gone
-        monkeypatch.setattr(ray_engine, "_mark_file", lambda cache: contextlib.nullcontext("not-there"))
+        monkeypatch.setattr(ray_engine, "_mark_file", lambda cache: contextlib.nullcontext(cache / "locks/not-there"))
         caches.build(room.recipe(tmp_path, tmp_path / "text/**/*.txt"), engine=engine)
     assert error.value.where == str(tmp_path / "cache")
 

@@ -39,6 +39,8 @@ _FEWEST = 4
 _RETRIES = 3
 #: Seconds between two checks of the cluster's size, and until a CPU must appear.
 _LOOK, _PATIENCE = 5.0, 300.0
+#: Seconds between two looks of a task at its mark, and for tasks to end by themselves.
+_LOOK_AT_MARK, _BY_THEMSELVES = 0.5, 10.0
 #: Seconds for cancelled tasks to clean up, and until those that continue are cancelled again.
 _GRACE, _CANCEL_EVERY = 20.0, 2.0
 #: Seconds in which an address must answer.
@@ -147,8 +149,26 @@ class _Task:
     cache: Path
     on_error: str
     mark: str
-    """A file of the cache that this process wrote: a host that does not see it sees another directory."""
+    """A file of the cache that this process wrote: a host that does not see it sees another directory. Once it has
+    gone, tasks end."""
     version: str
+
+
+class _WhileMarked(Stop):
+    """Asks a task to end once its mark has gone."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self._mark, self._next = mark, 0.0
+
+    def check(self) -> None:
+        """Raise `Stopped` once the task is to end."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _LOOK_AT_MARK
+            if not self._mark.exists():
+                self.set()
+        super().check()
 
 
 def _version() -> str:
@@ -164,7 +184,8 @@ def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
             f"the host {socket.gethostname()} of the Ray cluster has trainkit {_version()}, this one {task.version}",
             hint="install the same on all hosts",
         )
-    if not (task.cache / "locks" / task.mark).exists():
+    mark = task.cache / "locks" / task.mark
+    if not mark.exists():
         raise TrainkitError(
             f"the host {socket.gethostname()} of the Ray cluster does not see the token cache",
             where=str(task.cache),
@@ -174,7 +195,7 @@ def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
         load_plugins(task.plugins, lambda number: "")
     work = CacheWork(pickle.loads(task.unit), task.encoding, task.cache, _load_tokenizer(tokenizer), task.on_error)
     try:
-        return work.do(Reporter("", 0, None), Stop())
+        return work.do(Reporter("", 0, None), _WhileMarked(mark))
     except Later:
         time.sleep(LATER)
         return None
@@ -214,7 +235,7 @@ def _run(
                     item = work[index]
                     if wanted(index):
                         unit, cache = pickle.dumps(item.unit), item.cache.absolute()
-                        task_input = _Task(unit, plugins, item.encoding, cache, item.on_error, mark, _version())
+                        task_input = _Task(unit, plugins, item.encoding, cache, item.on_error, mark.name, _version())
                         running[task.remote(tokenizer, task_input)] = index
                     else:
                         on_result(index, None)
@@ -230,7 +251,7 @@ def _run(
                         on_result(index, parts)
                 reporter.tick()
         finally:
-            _cancel(ray, list(running))
+            _end(ray, list(running), mark)
 
 
 class _Size:
@@ -261,13 +282,12 @@ class _Size:
 
 
 @contextlib.contextmanager
-def _mark_file(cache: Path) -> Iterator[str]:
-    name = f"ray-{secrets.token_hex(8)}"
-    path = cache / "locks" / name
+def _mark_file(cache: Path) -> Iterator[Path]:
+    path = cache / "locks" / f"ray-{secrets.token_hex(8)}"
     with storage.write_file(path):
         pass
     try:
-        yield name
+        yield path
     finally:
         with contextlib.suppress(OSError):  # an empty file does no harm
             path.unlink(missing_ok=True)
@@ -289,14 +309,25 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
         ) from error
 
 
-def _cancel(ray: Any, running: list[Any]) -> None:
-    """Interrupt tasks, which then remove their unfinished files, and kill those that continue."""
-    deadline = time.monotonic() + _GRACE
+def _end(ray: Any, running: list[Any], mark: Path) -> None:
+    """End tasks, which then remove their unfinished files: they end once their mark has gone.
+
+    Ray is asked to cancel only those that do not: it ends this process if it cancels a task that is done at that moment
+    (github.com/ray-project/ray/pull/54785). What continues even then is killed.
+    """
+    with contextlib.suppress(OSError):
+        mark.unlink(missing_ok=True)
     # a cluster that has gone takes its tasks with it, and its error must not hide the reason for which they end
     with contextlib.suppress(ray.exceptions.RayError):
+        running = _still_running(ray, running, _BY_THEMSELVES)
+        deadline = time.monotonic() + _GRACE
         while running and time.monotonic() < deadline:
             for reference in running:  # again and again: Python drops an interrupt that comes during some imports
                 ray.cancel(reference)
-            _, running = ray.wait(running, num_returns=len(running), timeout=_CANCEL_EVERY)
+            running = _still_running(ray, running, _CANCEL_EVERY)
         for reference in running:  # those that ignore interrupts, as in a process that a script began with `&`
             ray.cancel(reference, force=True)
+
+
+def _still_running(ray: Any, tasks: list[Any], seconds: float) -> list[Any]:
+    return ray.wait(tasks, num_returns=len(tasks), timeout=seconds)[1] if tasks else []
