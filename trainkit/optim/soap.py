@@ -82,7 +82,9 @@ def _sides(shape: tuple[int, ...], longest: int) -> Sides:
 
 
 def _grams(g: Array) -> tuple[Array, Array]:
-    return symmetric(g, g), symmetric(g.mT, g.mT)
+    # halving the work of a product pays only where it is more than the copying
+    left, right = (symmetric(x, x) if x.shape[-2] <= x.shape[-1] else x @ x.mT for x in (g, g.mT))
+    return left, right
 
 
 def _rotate(x: Array, bases: Sides) -> Array:
