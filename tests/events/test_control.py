@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fake_run
 import pytest
@@ -27,11 +31,12 @@ from trainkit.events.commands import (
     SOCKET,
     Command,
     IssuedCommand,
+    Reply,
     issued_commands,
     parse_command,
     send,
 )
-from trainkit.events.control import Server
+from trainkit.events.control import MOST_CLIENTS, MOST_WAITING, Server
 from trainkit.events.log import EventLog
 
 
@@ -167,6 +172,80 @@ def test_a_silent_or_garbage_client_is_in_nobodys_way(server: Server, tmp_path: 
             reply = pool.submit(send, tmp_path, "pause", timeout=LIMIT)
             assert obey(server) == ["pause"]
             assert reply.result().ok
+
+
+#: A trainer with few descriptors: it takes no command until its input ends, as while it compiles.
+_BUSY_TRAINER = """
+import os, resource, sys
+from pathlib import Path
+from trainkit.events.control import Server
+server = Server(Path(sys.argv[1]))
+free = len(os.listdir("/proc/self/fd")) + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+print("listens", flush=True)
+sys.stdin.read()
+while True:
+    for pending in server.wait(0.1):
+        pending.reply(True, pending.command.name)
+        if pending.command.name == "stop":
+            os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("free", "kind"), [(20, "commands"), (20, "silence"), (500, "commands"), (500, "silence")])
+def test_a_flood_of_connections_is_refused_and_the_trainer_still_hears_commands(
+    tmp_path: Path, free: int, kind: str
+) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", _BUSY_TRAINER, str(tmp_path), str(free)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert trainer.stdin is not None and trainer.stdout is not None
+    with trainer, contextlib.ExitStack() as stack:
+        stack.callback(trainer.kill)
+        assert trainer.stdout.readline() == "listens\n"
+        clients = [stack.enter_context(_connected(tmp_path, kind)) for _ in range(2 * MOST_CLIENTS + MOST_WAITING)]
+        refused = [answer for client in clients[-MOST_CLIENTS:] if (answer := _answer_to(client))]
+        assert len(refused) == MOST_CLIENTS and not any(answer["ok"] for answer in refused)
+        assert {answer["detail"].partition(" ")[0] for answer in refused} == {"the" if free == 20 else "too"}
+        for client in clients:
+            client.close()
+        trainer.stdin.close()
+        done = send_until_heard(tmp_path, "stop")
+        assert done.ok and trainer.wait(LIMIT) == 0
+
+
+def _connected(run: Path, kind: str) -> socket.socket:
+    """Return a connection that has sent a command, or half of one."""
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(run / SOCKET))  # without a timeout it waits while the trainer's queue is full
+    client.settimeout(LIMIT)
+    with contextlib.suppress(BrokenPipeError):
+        client.sendall(b'{"command": "save"}\n' if kind == "commands" else b'{"comm')
+    return client
+
+
+def _answer_to(client: socket.socket) -> dict[str, Any]:
+    with client.makefile("rb") as lines:
+        return dict(json.loads(lines.readline()))
+
+
+def send_until_heard(run: Path, command: str) -> Reply:
+    """Send a command again as long as the trainer is too busy to take it."""
+    until = time.monotonic() + LIMIT
+    while not (reply := send(run, command, timeout=LIMIT)).ok and time.monotonic() < until:
+        time.sleep(0.05)
+    return reply
+
+
+@settings(max_examples=200, deadline=None)
+@given_any(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda some: st.lists(some))
+)
+def test_no_argument_of_a_command_is_more_than_refused(argument: object) -> None:
+    for command in (*COMMANDS, "none"):
+        with contextlib.suppress(TrainkitError):
+            parse_command(command, argument)
 
 
 def test_only_the_owner_may_connect(server: Server, tmp_path: Path) -> None:

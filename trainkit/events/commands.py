@@ -161,8 +161,9 @@ def send(run_directory: Path, name: str, argument: str | float | None = None, *,
         connection.settimeout(timeout)
         try:
             with address(run_directory) as path:
-                connection.connect(path)
-            connection.sendall(line)
+                _connect(connection, path, until=time.monotonic() + timeout)
+            with contextlib.suppress(BrokenPipeError):  # refused before it was sent: the reason can still be read
+                connection.sendall(line)
             answer = _receive(connection, until=time.monotonic() + timeout)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             raise _no_listener(run_directory) from None
@@ -180,7 +181,7 @@ def send(run_directory: Path, name: str, argument: str | float | None = None, *,
                 f" have to wait. It will still carry out the command. To watch it: trainkit watch {run_directory}",
                 exit_code=FAILED,
             ) from None
-        except (ConnectionResetError, BrokenPipeError):
+        except ConnectionResetError:
             answer = b""
     try:
         fields = json.loads(answer)
@@ -241,6 +242,18 @@ def _no_listener(run_directory: Path) -> TrainkitError:
             else f"to continue it: trainkit resume {run_directory}"
         ),
     )
+
+
+def _connect(connection: socket.socket, path: str, *, until: float) -> None:
+    """Connect, and wait for room where too many are waiting to be accepted. Raises OSError."""
+    while True:
+        try:
+            connection.connect(path)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError from None
+            time.sleep(0.02)
 
 
 def _receive(connection: socket.socket, *, until: float) -> bytes:

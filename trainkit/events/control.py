@@ -7,7 +7,9 @@ the other end. The trainer carries out commands between steps.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import queue
 import selectors
 import socket
@@ -24,6 +26,9 @@ from trainkit.events.commands import LONGEST_LINE, SOCKET, Command, address, par
 PATIENCE = 5.0
 #: Clients that may be in the middle of their line at once.
 MOST_CLIENTS = 64
+#: Commands that may wait for the trainer at once. Each keeps a descriptor open, and a trainer needs some for its files.
+MOST_WAITING = 64
+_BUSY = "too many commands are waiting for the trainer: try again when it has answered them"
 
 
 @dataclass(frozen=True)
@@ -79,17 +84,17 @@ class Server:
     def _serve(self) -> None:
         """Read commands, blocked by no client: a partial line waits in `clients` until it is whole or too old."""
         clients: dict[socket.socket, tuple[bytes, float]] = {}
-        with selectors.DefaultSelector() as selector, self._listener, self._wake:
+        with selectors.DefaultSelector() as selector, _Door(self._listener) as door, self._wake:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in selector.select(PATIENCE / 5 if clients else None)}
                 if self._wake in ready:
                     break
-                if self._listener in ready:
-                    for connection in _accept(self._listener, room=MOST_CLIENTS - len(clients)):
-                        clients[connection] = (b"", time.monotonic() + PATIENCE)
-                        selector.register(connection, selectors.EVENT_READ)
+                room = len(clients) < MOST_CLIENTS
+                if self._listener in ready and (connection := door.accept(has_room=room)) is not None:
+                    clients[connection] = (b"", time.monotonic() + PATIENCE)
+                    selector.register(connection, selectors.EVENT_READ)
                 for connection, (got, until) in list(clients.items()):
                     line = _read(connection, got) if connection in ready else got
                     if line is not None and b"\n" not in line and time.monotonic() < until:
@@ -106,10 +111,60 @@ class Server:
         if line is None or b"\n" not in line:
             connection.close()
             return
+        if self._commands.qsize() >= MOST_WAITING:
+            _answer(connection, False, _BUSY)
+            return
         try:
             self._commands.put(PendingCommand(parse_command(*_parse(line.partition(b"\n")[0])), connection))
         except TrainkitError as error:
             _answer(connection, False, error.problem)
+
+
+class _Door:
+    """Accepts connections, and refuses them with an answer where there is no room or the process has no descriptor
+    left.
+
+    A connection that nobody can accept would wake the thread for ever, so one descriptor is kept to refuse with.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+
+    def __enter__(self) -> _Door:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        if self._spare is not None:
+            os.close(self._spare)
+
+    def accept(self, *, has_room: bool) -> socket.socket | None:
+        """Return the new connection; None if the client has already gone or was refused."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._refuse_with_spare()
+            return None
+        if not has_room:
+            _answer(connection, False, _BUSY)
+            return None
+        connection.setblocking(False)
+        return connection
+
+    def _refuse_with_spare(self) -> None:
+        if self._spare is None:  # another thread took it the last time
+            time.sleep(0.1)
+        else:
+            os.close(self._spare)
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            _answer(connection, False, "the trainer has no file descriptor left for a connection")
+        try:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            self._spare = None
 
 
 def _listen(run_directory: Path) -> socket.socket:
@@ -153,26 +208,13 @@ def _remove_stale(socket_file: Path, path: str) -> None:
     )
 
 
-def _accept(listener: socket.socket, *, room: int) -> list[socket.socket]:
-    """Return the new connection; none if the client has already gone or there is no room."""
-    try:
-        connection, _ = listener.accept()
-    except (BlockingIOError, ConnectionAbortedError):
-        return []
-    if room <= 0:
-        connection.close()
-        return []
-    connection.setblocking(False)
-    return [connection]
-
-
 def _read(connection: socket.socket, got: bytes) -> bytes | None:
     """Return `got` and the bytes since; None where the client has gone or sends too much."""
     try:
         more = connection.recv(LONGEST_LINE)
     except BlockingIOError:
         return got
-    except ConnectionError:
+    except OSError:  # the client has gone
         return None
     return got + more if more and len(got) + len(more) <= LONGEST_LINE else None
 
