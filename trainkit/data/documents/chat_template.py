@@ -1,7 +1,8 @@
 """Chat templates: found beside the tokenizer or in the recipe, compiled once, run in Jinja's sandbox.
 
 They are those of Hugging Face's tokenizers, with all that `apply_chat_template` of transformers gives them, its block
-`{% generation %}…{% endgeneration %}` too. They come with a model from anywhere, hence the sandbox.
+`{% generation %}…{% endgeneration %}` too. They come with a model from anywhere, hence the sandbox and its limits
+(`template_sandbox.py`).
 """
 
 from __future__ import annotations
@@ -136,8 +137,12 @@ def _run(
     # a column called "range" must not hide Jinja's own; tools and documents are always there in transformers
     others = {key: value for key, value in (values or {}).items() if key not in jinja.globals}
     variables: dict[str, Any] = {"tools": None, "documents": None} | others | dict(template.special_tokens)
+    variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+    from trainkit.data.documents.template_sandbox import limits  # it imports jinja
+
     try:
-        return jinja.render(variables | {"messages": messages, "add_generation_prompt": add_generation_prompt})
+        with limits():
+            return jinja.render(variables)
     # a template is a program, and raises what Python raises for what it does with the messages
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -181,7 +186,8 @@ def _environment(begin: str, end: str) -> Environment:
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from trainkit.data.documents.template_sandbox import LimitedSandbox, with_limits
 
     class Generation(Extension):
         tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
@@ -200,10 +206,10 @@ def _environment(begin: str, end: str) -> Environment:
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = with_limits(tojson)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _NOW.strftime
     return environment
@@ -249,6 +255,8 @@ def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
         raise TrainkitError(
             f"the chat template is not valid Jinja: {error.message}", where=f"{template.origin}:{error.lineno}"
         ) from error
+    except (RecursionError, MemoryError, SyntaxError) as error:  # Python compiles what Jinja makes of it
+        raise TrainkitError("the chat template is nested too deeply", where=template.origin) from error
     if "messages" not in compiled.uses:
         raise TrainkitError(
             "the chat template does not use 'messages', the list of a conversation's messages",
