@@ -135,10 +135,10 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
     terminal.watch(directory)
     code = trainer.poll()
     if code == WRONG_INPUT:
-        from trainkit.events.log import read
+        from trainkit.events.log import of_kinds
 
-        # the message has the place and the fix
-        raise TrainkitError(next(e["message"] for e in reversed(read(directory)) if e["type"] == "run_finished"))
+        *_, end = of_kinds(directory, "run_finished")
+        raise TrainkitError(end["message"])  # it has the place and the fix
     return DONE if code is None else code
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainkit.events.schema import Event
+from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
 from trainkit.events.view import Pace
 
@@ -78,12 +78,23 @@ def stretches(run_directory: Path) -> Iterator[Stretch]:
     with index, log:
         end = 0
         for record in _records(index):
-            head = json.loads(record[_HEAD.size :][: _HEAD.unpack_from(record)[0]])
-            if head["begin"] >= end and _digest(log, head["begin"], head["end"]) == head.pop("digest"):
-                stretch = _stretch(head, memoryview(record)[_HEAD.size + _HEAD.unpack_from(record)[0] :])
-                stretch.lines = b"".join(_part(log, *place) for place in stretch.kept)
+            try:
+                stretch = _stretch_in(record, log, end)
+            except (struct.error, *FOREIGN):  # a whole record that no trainer wrote
+                return
+            if stretch is not None:
                 end = stretch.end
                 yield stretch
+
+
+def _stretch_in(record: bytes, log: BinaryIO, end: int) -> Stretch | None:
+    """Return the stretch of a record; None if it begins before `end` or does not agree with the log."""
+    head = json.loads(record[_HEAD.size :][: _HEAD.unpack_from(record)[0]])
+    if head["begin"] < end or _digest(log, head["begin"], head["end"]) != head.pop("digest"):
+        return None
+    stretch = _stretch(head, memoryview(record)[_HEAD.size + _HEAD.unpack_from(record)[0] :])
+    stretch.lines = b"".join(_part(log, *place) for place in stretch.kept)
+    return stretch
 
 
 def _records(index: BinaryIO) -> Iterator[bytes]:
@@ -107,7 +118,7 @@ def _stretch(head: dict[str, Any], arrays: memoryview) -> Stretch:
 
 def _part(file: BinaryIO, begin: int, length: int) -> bytes:
     file.seek(begin)
-    return file.read(length)
+    return file.read(max(0, length))
 
 
 def _digest(log: BinaryIO, begin: int, end: int) -> int | None:

@@ -24,6 +24,8 @@ from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 NAME = "events.jsonl"
 #: The beginning of the lines of step events, and of no others: `EventLog.write` puts this field first.
 STEP = b'{"type": "step"'
+#: No line of a trainer is as long; readers skip a longer one in parts, so that it takes no more memory than this.
+LONGEST_LINE = 1 << 24
 #: Kinds of events that may be about a step before the present one.
 _OF_EARLIER_STEPS = ("checkpoint_saved", "exported", "cache_progress")
 
@@ -156,11 +158,15 @@ class Tail:
                 self._file = file_of(status)
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
-                while chunk and b"\n" not in chunk and (more := file.read(limit_bytes)):
+                while chunk and b"\n" not in chunk and len(chunk) < LONGEST_LINE:
+                    if not (more := file.read(limit_bytes)):
+                        break
                     chunk += more
         except FileNotFoundError:
             return []
         begin, end = self.offset, chunk.rfind(b"\n") + 1
+        if not end and len(chunk) >= LONGEST_LINE:
+            end = len(chunk)
         self.offset += end
         return list(parse(chunk[:end], begin))
 
@@ -200,7 +206,7 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
     marks = [f'"{kind}"'.encode() for kind in kinds]
     try:
         with (run_directory / NAME).open("rb") as file:
-            for line in file:
+            while line := file.readline(LONGEST_LINE):
                 if any(mark in line for mark in marks):
                     yield from (event for _, event in parse(line) if event["type"] in kinds)
     except FileNotFoundError:
@@ -213,11 +219,12 @@ def damage(run_directory: Path, mark: tuple[int, str], *, step: int) -> str | No
     if path.exists() and files.checksum_of(path, size) == expected:
         return None
     # twice through the log, which may be larger than the memory
-    current = CurrentEvents(of_kinds(run_directory, "run_started"))
-    counted = filter(current.keeps, of_kinds(run_directory, "run_started", "step"))
-    seen = {event["step"] for event in counted if event["type"] == "step"}
-    missing = [number for number in range(1, step + 1) if number not in seen]
-    lost = f"{len(missing)} of the steps up to {step} are missing, the first is {missing[0]}" if missing else ""
+    current, seen = CurrentEvents(of_kinds(run_directory, "run_started")), bytearray(step + 1)
+    for event in filter(current.keeps, of_kinds(run_directory, "run_started", "step")):
+        if event["type"] == "step" and 0 <= event["step"] <= step:
+            seen[event["step"]] = 1
+    missing = seen.count(0, 1)
+    lost = f"{missing} of the steps up to {step} are missing, the first is {seen.find(0, 1)}" if missing else ""
     lost = lost or "no step is missing, but other events are or values differ"
     return f"{NAME} is not as it was at step {step}: {lost}; training itself needs none of them"
 

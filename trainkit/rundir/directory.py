@@ -14,7 +14,7 @@ from typing import Any
 
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import read
+from trainkit.events.log import of_kinds
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import dumps
 
@@ -128,7 +128,7 @@ def _before(attempt: int) -> str:
 
 def discard(directory: Path) -> None:
     """Delete a run that could not begin, so that its name is free. A run that has trained a step is kept."""
-    if not any(event["type"] == "step" for event in read(directory)):
+    if next(of_kinds(directory, "step"), None) is None:
         shutil.rmtree(directory)
 
 

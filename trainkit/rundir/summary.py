@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME, STEP, file_of, is_replaced
+from trainkit.events.log import LONGEST_LINE, NAME, STEP, file_of, is_replaced
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
@@ -25,7 +25,7 @@ from trainkit.rundir.checkpoint_files import kept_steps
 
 #: Bytes at the end of a log that are read whole (over a hundred steps of fifty metrics), steps sampled before them,
 #: the most bytes of a line, and the number of lines after which a reader checks whether to stop.
-TAIL, SAMPLE, LONGEST_LINE, LINES = 1 << 18, 128, 1 << 24, 4096
+TAIL, SAMPLE, LINES = 1 << 18, 128, 4096
 #: The metrics of a step that are kept.
 LOSS, SPEED = "train/loss", "throughput/tokens_per_second"
 _METRICS = (LOSS, SPEED, "time/step")
