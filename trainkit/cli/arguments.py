@@ -50,6 +50,16 @@ Profile = Annotated[
         show_default=False,
     ),
 ]
+Restarts = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=1000,
+        help="Start the trainer again up to N times if it fails, from its newest checkpoint.",
+        show_default=False,
+    ),
+]
 
 #: Of commands that train.
 EXCLUSIVE_OUTPUTS = [

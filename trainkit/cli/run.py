@@ -20,6 +20,7 @@ from trainkit.cli.arguments import (
     Plain,
     Profile,
     RecipePath,
+    Restarts,
     steps_of,
 )
 from trainkit.errors import DONE, FAILED, WRONG_INPUT, TrainkitError
@@ -34,6 +35,7 @@ EXCLUSIVE = [
     *EXCLUSIVE_OUTPUTS,
     ("--smoke", "--detach", "a smoke test runs in this process"),
     ("--smoke", "--profile", "a smoke test keeps no files"),
+    ("--smoke", "--restarts", "a smoke test that fails is not tried again"),
 ]
 
 
@@ -52,6 +54,7 @@ def run(
         ),
     ] = False,
     profile: Profile = None,
+    restarts: Restarts = 0,
 ) -> int:
     """Train a recipe and show the run in the terminal."""
     from trainkit.hub.recipe import load, notes
@@ -59,12 +62,14 @@ def run(
     from trainkit.recipe.toml.load import check_lengths
     from trainkit.recipe.toml.values import toml_value
     from trainkit.run.start import Start
-    from trainkit.rundir.directory import create, discard, recipe_of
+    from trainkit.rundir.directory import create, discard, recipe_of, run_of_requeued_job
     from trainkit.track.projections import NAMES
 
     hosts.join()
     if smoke and hosts.count() > 1:
         raise TrainkitError("--smoke works with one process only", hint=f"leave it out, or unset {hosts.ADDRESS}")
+    if restarts and hosts.count() > 1:
+        raise TrainkitError("--restarts works with one process only", hint="let the launcher start the processes again")
     start = Start(profile=steps_of(profile) if profile is not None else None)
     settings = [*(overrides or []), *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
@@ -82,11 +87,13 @@ def run(
             loaded = replace(loaded, recipe=_shorten(loaded.recipe))
         for note in notes(loaded.recipe) if hosts.is_first() else ():
             print(f"note: {note}", file=sys.stderr)
+        if not smoke and (requeued := hosts.from_first(lambda: run_of_requeued_job(loaded))) is not None:
+            return _continue(requeued, start, plain=plain, json=json, detach=detach, restarts=restarts)
         run_directory = hosts.from_first(lambda: create(loaded))
         if not hosts.is_first():
             loaded = recipe_of(run_directory)
         try:
-            return follow(run_directory, start, loaded, plain=plain, json=json, detach=detach)
+            return follow(run_directory, start, loaded, plain=plain, json=json, detach=detach, restarts=restarts)
         except TrainkitError as error:
             if error.exit_code == WRONG_INPUT and hosts.is_first():
                 discard(run_directory)
@@ -104,11 +111,36 @@ def _shorten(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"evaluate": evaluate, "sample": sample, "export": export})
 
 
-def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: bool, detach: bool) -> int:
+def _continue(directory: Path, start: Start, *, plain: bool, json: bool, detach: bool, restarts: int) -> int:
+    """Continue the run of a job that its batch system has started again; return the exit code."""
+    from trainkit.events.log import last_end
+    from trainkit.parallel import hosts
+    from trainkit.run.resume import prepare
+    from trainkit.rundir.directory import recipe_of
+
+    if hosts.from_first(lambda: last_end(directory)) == "finished":
+        print(f"the run of this job is finished: {directory}", file=sys.stderr)
+        return DONE
+
+    def notes() -> tuple[str, ...]:
+        resumption = prepare(
+            directory, step=None, overrides=(), reset_optimizer=False, forget_commands=False, raise_rate=False
+        )
+        return resumption.notes
+
+    said = hosts.from_first(notes)
+    for note in said if hosts.is_first() else ():
+        print(f"this job was requeued: {note}", file=sys.stderr)
+    return follow(directory, start, recipe_of(directory), plain=plain, json=json, detach=detach, restarts=restarts)
+
+
+def follow(
+    directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: bool, detach: bool, restarts: int = 0
+) -> int:
     """Train the run in `directory`, show it, and return the exit code.
 
     With the dashboard, or in the background, the trainer is a process of its own. With lines, which are also the
-    output where no dashboard can be drawn, it is this process.
+    output where no dashboard can be drawn, it is this process, or with `restarts` a child of it.
     """
     from trainkit.dashboard import terminal
     from trainkit.parallel import hosts
@@ -122,12 +154,14 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
     if not detach and (plain or json or hosts.count() > 1 or terminal.why_unavailable()):
         from trainkit.run.attempt import attempt
 
+        if restarts:
+            return _with_restarts(directory, start, json=json, restarts=restarts)
         with EventPrinter(directory, as_json=json) as printer:
             return attempt(directory, start, loaded=loaded, echo=printer)
     from trainkit.run.attempt import spawn
     from trainkit.rundir.directory import as_typed
 
-    trainer = spawn(directory, start)
+    trainer = spawn(directory, start, restarts=restarts)
     if detach:
         how = f"trainkit watch {as_typed(directory)}"
         print(f"{directory.name} is training as process {trainer.pid}; to watch it: {how}", file=sys.stderr)
@@ -140,6 +174,19 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
         *_, end = of_kinds(directory, "run_finished")
         raise TrainkitError(end["message"])  # it has the place and the fix
     return DONE if code is None else code
+
+
+def _with_restarts(directory: Path, start: Start, *, json: bool, restarts: int) -> int:
+    """Train the run in a child that prints lines, and start it again if it fails; return the exit code."""
+    from trainkit.run.restarts import supervise
+    from trainkit.rundir.directory import discard
+
+    resume = [sys.executable, "-m", "trainkit", "resume", str(directory), "--json" if json else "--plain"]
+    profile = ["--profile", ":".join(map(str, start.profile))] if start.profile else []
+    code = supervise(directory, [*resume, *profile], restarts=restarts, again=resume)
+    if code == WRONG_INPUT:
+        discard(directory)
+    return code
 
 
 class EventPrinter:

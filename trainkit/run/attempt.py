@@ -32,23 +32,35 @@ from trainkit.train.signals import Signals, StopBeforeTraining
 LOG = "trainer.log"
 
 
-def spawn(directory: Path, start: Start, *, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def spawn(
+    directory: Path, start: Start, *, environment: Mapping[str, str] | None = None, restarts: int = 0
+) -> subprocess.Popen[bytes]:
     """Start `attempt(directory, start)` in a process and session of its own, so that the terminal may be closed.
 
     Its output goes to the run's `trainer.log`. `environment` is what its environment has beside that of this process.
+    With `restarts`, the process is one that starts the trainer, and starts it again if it fails.
     """
-    step = "" if start.step is None else str(start.step)
-    profile = ":".join(map(str, start.profile or ()))
-    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_commands)), profile]
+    command = _command(directory, start)
+    if restarts:
+        supervisor = [sys.executable, "-m", "trainkit.run.restarts", str(directory), str(restarts)]
+        command = [*supervisor, *command, "then", *_command(directory, Start())]
     with (directory / LOG).open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
         )
+
+
+def _command(directory: Path, start: Start) -> list[str]:
+    """Return the command that `main` is called by."""
+    step = "" if start.step is None else str(start.step)
+    profile = ":".join(map(str, start.profile or ()))
+    flags = [str(int(start.reset_optimizer)), str(int(start.forget_commands))]
+    return [sys.executable, "-m", __name__, str(directory), step, *flags, profile]
 
 
 def attempt(

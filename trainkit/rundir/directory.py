@@ -23,6 +23,8 @@ RECIPE, TOKENIZER = "recipe.toml", "tokenizer.json"
 EXPORTS = "exports"
 #: In the directory of a trial: which sweep it belongs to.
 SWEEP = "sweep.json"
+#: In the directory of a run that a job of Slurm began: which one.
+JOB = "job.json"
 #: The errors of a disk that refuses to write: it is full, read-only, or belongs to somebody else.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"
@@ -55,6 +57,8 @@ def create(loaded: Loaded) -> Path:
     try:
         draft.chmod(0o755)
         files.write(draft / RECIPE, dumps(loaded.recipe, loaded.origins, loaded.path))
+        if job := os.environ.get("SLURM_JOB_ID"):
+            files.write_json(draft / JOB, {"slurm": job})
         draft.rename(directory)
         files.sync_directory(runs)
     except OSError as error:
@@ -66,6 +70,18 @@ def create(loaded: Loaded) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return directory
+
+
+def run_of_requeued_job(loaded: Loaded) -> Path | None:
+    """Return the run that this job of Slurm began before it was requeued; None if it is no such job, or began none."""
+    job, restarts = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "")
+    if not job or not restarts.isdecimal() or not int(restarts):
+        return None
+    directory = Path(loaded.recipe.run.directory) / str(loaded.recipe.run.name)
+    try:
+        return directory if files.read_json(directory / JOB).get("slurm") == job else None
+    except (OSError, ValueError):
+        return None
 
 
 def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
