@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fault_kinds.bit_flips import flip_bits
+from fault_kinds.kills import kill_trainers
 from fault_kinds.power_cuts import cut_power
+from fault_kinds.soak import soak
 from fault_kinds.workplace import OUTCOMES, Outcome, Workplace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +55,8 @@ class Kind(NamedTuple):
 KINDS = {
     "power-cuts": Kind(cut_power, short=2, long=200),
     "bit-flips": Kind(flip_bits, short=200, long=20_000),
+    "kills": Kind(kill_trainers, short=4, long=1000),
+    "soak": Kind(soak, short=1, long=99),  # thousands of steps, after the first thousand
 }
 
 
