@@ -21,10 +21,11 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import Name, send
 from trainkit.events.log import last_step
 
-#: Steps that one outcome is about; what the first of them take is what the others are compared with.
-PART = 1000
-#: How much more a part may take than the first one.
-GROWTH = 1.05
+#: Steps that one outcome is about, and the parts before the one that the others are compared with: meanwhile threads
+#: are started, and the index of the log is opened.
+PART, WARM_UP = 1000, 9
+#: How much more memory a later part may take, and how many more descriptors and threads.
+GROWTH, MORE = 1.05, 2
 #: Seconds between two things that a person does, and what they are.
 PAUSE = 0.5
 DEEDS: tuple[Name | str, ...] = ("save", "evaluate", "sample", "pause", "watch", "runs")
@@ -37,13 +38,18 @@ class Taken(NamedTuple):
     descriptors: float
     threads: float
 
+    def is_more_than(self, before: Taken) -> bool:
+        """Return whether this is more than chance explains."""
+        more = self.bytes > GROWTH * before.bytes
+        return more or self.descriptors > before.descriptors + MORE or self.threads > before.threads + MORE
+
     def describe(self) -> str:
         """Return the numbers in words."""
         return f"{self.bytes / 1e6:.1f} MB, {self.descriptors:g} descriptors, {self.threads:g} threads"
 
 
 def soak(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
-    """Train `times` parts and one before them, and yield for each whether the trainer holds more than in that one."""
+    """Train so many parts after the first ones, and yield for each whether the trainer holds more than in those."""
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         place = Path(directory) / "work"
         write_inputs(place)
@@ -54,13 +60,14 @@ def soak(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Ou
         (place / "tiny.toml").write_text(recipe)
         run, first = place / "runs" / NAME, None
         with _trainer(place) as trainer:
-            for part, taken in _parts(trainer, run, chance, times + 1):
+            for part, taken in _parts(trainer, run, chance, WARM_UP + 1 + times):
+                if part < WARM_UP:
+                    continue
                 if first is None:
                     first = taken
                     continue
                 what = f"steps {part * PART} to {(part + 1) * PART}: {taken.describe()}; at first {first.describe()}"
-                grown = any(now > GROWTH * before for now, before in zip(taken, first, strict=True))
-                yield Outcome("wrong" if grown else "exact", what)
+                yield Outcome("wrong" if taken.is_more_than(first) else "exact", what)
             if trainer.wait(600):
                 yield Outcome("lost", f"the trainer ended with exit code {trainer.returncode}")
 
@@ -89,7 +96,7 @@ def _parts(
         _do(chance.choice(DEEDS), run)
         try:
             seen.append(_taken(trainer.pid))
-        except OSError:  # it has ended meanwhile
+        except (OSError, KeyError):  # it has ended meanwhile
             break
         if step // PART > part:
             yield part, Taken(*map(median, zip(*seen, strict=True)))

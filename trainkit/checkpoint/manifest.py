@@ -94,6 +94,8 @@ def read(directory: Path) -> Manifest:
         raise DamagedCheckpoint(str(error), where=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"it cannot be read: {error}", where=str(path)) from error
+    if strange := [name for name in manifest.leaves if not _is_name(name)]:
+        raise DamagedCheckpoint(f"an array is named {strange[0]!r:.60}, which is no name of a leaf", where=str(path))
     if manifest.checksums and not is_sealed:
         raise DamagedCheckpoint("it has lost its checksum", where=str(path))
     if manifest.format != FORMAT:
@@ -102,6 +104,11 @@ def read(directory: Path) -> Manifest:
     if directory.name.isdecimal() and manifest.step != int(directory.name):
         raise DamagedCheckpoint(f"it says step {manifest.step}", where=str(path))
     return manifest
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a leaf may have this name, which is also that of its directory: it is no path."""
+    return name.isprintable() and name not in ("", ".", "..") and "/" not in name and len(name.encode()) <= 255
 
 
 def write(directory: Path, manifest: Manifest) -> None:

@@ -174,7 +174,7 @@ def _tensor(file: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
         right = False
     if not right:
         raise _damage_error(f"the header has no valid dtype, shape or place for the tensor {name}", file)
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _damage_error(f"the tensor {name} has the dtype {dtype}, which is not one of {', '.join(DTYPES)}", file)
     tensor = Tensor(file, shape, DTYPES[dtype], data + begin)
     if tensor.nbytes != end - begin:
@@ -193,11 +193,12 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
         where = json.loads(index.read_bytes())["weight_map"]
         files = sorted(set(where.values()))
         assert all(isinstance(file, str) and Path(file).name == file for file in files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        missing = [file for file in files if not (directory / file).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise _damage_error(
             "it is not an index of shards: it lacks a weight_map from names to files beside it", index
         ) from error
-    if missing := [file for file in files if not (directory / file).is_file()]:
+    if missing:
         raise _damage_error(f"shards are missing: {', '.join(missing)}", directory, hint="copy or download them")
     by_file = {file: read_header(directory / file) for file in files}
     if lost := [name for name, file in where.items() if name not in by_file[file]]:

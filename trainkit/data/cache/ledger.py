@@ -92,4 +92,6 @@ def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: i
 
 
 def _path(cache: Path, name: str) -> Path:
+    if not shards.is_key(name):
+        raise ValueError(f"{name!r:.60} is no name of a ledger")
     return cache / "ledgers" / f"{name}.json"

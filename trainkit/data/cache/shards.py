@@ -19,8 +19,9 @@ processes that make the same shard make the same file. Its arrays follow one ano
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ EXAMPLES = 20
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
 #: The shards that this process has compared with their checksums, which several streams may share.
 _CHECKED: dict[Path, tuple[int, ...]] = {}
+#: Characters of a name; hashes are shorter.
+LONGEST_KEY = 128
+#: The types of a record's fields, by their annotations, and what the names of its arrays' types are like.
+_TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str}
+_DTYPE = re.compile(r"(u?int|float)(8|16|32|64)")
 #: Bits of the marks.
 LEARNED, SECOND, FURTHER = 1, 2, 4
 
@@ -115,7 +121,9 @@ class Shard:
         examples = tuple((where, why) for where, why in value["examples"])
         with_labels = LabelArrayShard if "label_width" in value else LabelledShard
         kind = with_labels if "label_dtype" in value else Shard
-        return kind(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
+        shard = kind(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
+        _check_types(shard)
+        return shard
 
     @property
     def size(self) -> int:
@@ -159,6 +167,24 @@ class LabelArrayShard(LabelledShard):
     @property
     def label_shape(self) -> tuple[int, ...]:
         return (self.entries, self.label_width) if self.label_width else (self.entries,)
+
+
+def _check_types(shard: Shard) -> None:
+    """Raise ValueError if a record has values that no shard has, such as a key that is a path."""
+    for field in fields(shard):
+        value = getattr(shard, field.name)
+        wanted = _TYPES.get(str(field.type))
+        if wanted is not None and (type(value) is not wanted or (isinstance(value, int) and value < 0)):
+            raise ValueError(f"{field.name} is {value!r:.60}")
+        if field.name.endswith("dtype") and not _DTYPE.fullmatch(value):
+            raise ValueError(f"{field.name} is {value!r:.60}")
+    if not is_key(shard.key):
+        raise ValueError(f"the key is {shard.key!r:.60}")
+
+
+def is_key(name: object) -> bool:
+    """Return whether a name is one of a shard or a ledger, which are hashes: letters and digits, and no path."""
+    return isinstance(name, str) and name.isascii() and name.isalnum() and len(name) <= LONGEST_KEY
 
 
 def shard_of(labels: Labels | None, **fields: Any) -> Shard:

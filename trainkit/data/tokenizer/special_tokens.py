@@ -80,12 +80,18 @@ def _tokens(value: Any, *, numbers: bool) -> list[str | int | None]:
     return [name] if name is None or isinstance(name, str) else []
 
 
+def _is_text(token: str) -> bool:
+    """Return whether a token can be written as UTF-8: JSON may hold half of a surrogate pair."""
+    return token.isascii() or not any("\ud800" <= character <= "\udfff" for character in token)
+
+
 def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
     """Return the id of the token for a role, or None. Raises TrainkitError if a file names a token that is missing."""
     denied = False
     for said in beside[role]:
         if isinstance(said.token, str):
-            if (id_ := tokenizer.token_to_id(said.token)) is None:
+            id_ = tokenizer.token_to_id(said.token) if _is_text(said.token) else None
+            if id_ is None:
                 raise TrainkitError(
                     f"names the token {said.token!r}, which the tokenizer does not have",
                     where=said.where,
@@ -95,7 +101,11 @@ def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
         if said.token is None:
             denied = True
         # ids of a config may be its class's defaults, for a larger vocabulary, and -1 stands for none
-        elif (role == "eos" or not denied) and said.token >= 0 and tokenizer.id_to_token(said.token) is not None:
+        elif (
+            (role == "eos" or not denied)
+            and 0 <= said.token < 1 << 32
+            and tokenizer.id_to_token(said.token) is not None
+        ):
             return said.token
     # a text must end with some token
     return None if denied and role != "eos" else _own(role, tokenizer)

@@ -262,7 +262,9 @@ def _parse(path: Path, content: bytes) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     # tokenizers raises ValueError here, and bare Exception elsewhere, for whatever is wrong with the content
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust
+            raise
         raise TrainkitError(
             f"is not a tokenizer of the tokenizers library: {error}",
             where=str(path),
