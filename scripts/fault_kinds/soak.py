@@ -53,11 +53,7 @@ def soak(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Ou
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         place = Path(directory) / "work"
         write_inputs(place)
-        recipe = RECIPE.replace(f"steps = {STEPS}", f"steps = {(times + 1) * PART}").replace("keep_every = 6\n", "")
-        recipe = recipe.replace("every = 12", "every = 500\nmax_batches = 1").replace(
-            "batch_size = 8", "batch_size = 1"
-        )
-        (place / "tiny.toml").write_text(recipe)
+        (place / "tiny.toml").write_text(_recipe((WARM_UP + 1 + times) * PART))
         run, first = place / "runs" / NAME, None
         with _trainer(place) as trainer:
             for part, taken in _parts(trainer, run, chance, WARM_UP + 1 + times):

@@ -19,7 +19,7 @@ Call = Callable[..., tuple[int, str, str]]
 #: Every option of every command. A new one comes with the question which of the others it would make useless: those
 #: pairs belong in `EXCLUSIVE` or `NEEDS` of the command's file.
 OPTIONS = {
-    "run": "--set --mode --name --plain --json --detach --smoke --profile",
+    "run": "--set --mode --name --plain --json --detach --smoke --profile --restarts",
     "resume": "--set --reset-optimizer --forget-commands --raise-rate --plain --json --detach --profile",
     "check": "--set --mode",
     "explain": "--set --mode",
@@ -49,7 +49,7 @@ VALUES = {
     "--profile": "1:2", "--name": "x", "--step": "1", "--first": "1", "--port": "8000", "--size": "80x24",
     "--workers": "1", "--engine": "local", "--address": "auto", "--show": "0", "--export": "out", "--to": "aim",
     "--table": "t.csv", "--system": "be kind", "--lm-eval": "arc", "--lm-eval-path": "tasks", "--limit": "1",
-    "--fewshot": "1", "--data": "x", "--split": "test",
+    "--fewshot": "1", "--data": "x", "--split": "test", "--restarts": "1",
 }  # fmt: skip
 #: Arguments before the options.
 ARGUMENTS = {"export": ["run", "out"]}
