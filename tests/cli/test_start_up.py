@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 from imports import HEAVY, command, loaded
 from sample_recipe import write
+from trainer import BARE, losses, workplace
 
 from trainkit import cli
 from trainkit.recipe.optimizers.spec import Optimizer
@@ -74,3 +75,12 @@ def test_openblas_has_one_thread_unless_the_user_says_otherwise(monkeypatch, bef
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == threads
+
+
+def test_a_run_needs_neither_the_dashboard_nor_aim_nor_datasets(tmp_path, monkeypatch):
+    unused = ["textual", "textual_image", "aim", "aimrocks", "datasets", "pyarrow", "wandb", "tensorboardX"]
+    missing = f"import sys\nsys.modules.update(dict.fromkeys({unused!r}))\n"  # to import one is an ImportError
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    workplace(tmp_path, BARE.replace("steps = 24", "steps = 2"))
+    loaded(missing + command("run", "tiny.toml", "--plain"), tmp_path)
+    assert sorted(losses(tmp_path / "runs" / "tiny")) == [1, 2]
