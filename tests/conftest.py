@@ -37,10 +37,10 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # programs that run for milliseconds are worth little of the compiler's time, which would be most of the suite's. Every
 # process of a test is told the same, so that what is compared was computed alike.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+#: One module of machine code takes less of the processor than the 32 that a program is divided into otherwise.
+QUICK_TO_COMPILE = " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA does not know ends the process
-    # one module of machine code takes less of the processor than the 32 that a program is divided into otherwise
-    quick_to_compile = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick_to_compile}"
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + QUICK_TO_COMPILE
 
 # W&B gives its own processes seconds to begin
 os.environ["WANDB__SERVICE_WAIT"] = os.environ["WANDB_INIT_TIMEOUT"] = "240"
@@ -55,6 +55,16 @@ SLOW, SECONDS = Path(__file__).parent / "slow.txt", 0.5
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-slow", action="store_true", help=f"write {SLOW.name} from what the tests took")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests in tests/gpu the GPU of this machine, if they alone are run: `pytest -n 0 -m gpu`."""
+    if config.option.markexpr == "gpu" and any(Path("/dev").glob("nvidia[0-9]*")):
+        assert "jax" not in sys.modules, "too late: jax has read its settings"
+        for name in ("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+            os.environ.pop(name, None)
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "").removesuffix(QUICK_TO_COMPILE)
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # trainers that tests start need room beside this process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
