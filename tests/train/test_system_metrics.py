@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainkit.train import system_metrics
-from trainkit.train.system_metrics import Gpus, SystemMetrics, busy, nvml_name
+from trainkit.train.system_metrics import Gpus, SystemMetrics, busy
 
 
 def test_a_core_at_work_counts_as_busy() -> None:
@@ -29,14 +29,6 @@ def test_shares_are_of_the_time_between_two_looks() -> None:
     assert busy([(0, 0), (50, 100)], [(10, 40), (50, 200)]) == [0.25, 0.0]
     assert busy([(0, 0)], [(0, 0)]) == [0.0]
     assert busy([(0, 0)], [(1, 2), (1, 2)]) == []
-
-
-@pytest.mark.parametrize(
-    ("visible", "place", "found"),
-    [(None, 1, 1), ("", 1, 1), ("3,5", 1, 5), ("GPU-8932f937, GPU-1", 0, "GPU-8932f937")],
-)
-def test_a_device_is_found_by_its_place_among_the_visible_ones(visible: str, place: int, found: int | str) -> None:
-    assert nvml_name(place, visible) == found
 
 
 def test_what_the_driver_does_not_report_is_left_out() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from trainkit.parallel import nvidia
+
 #: Seconds between two readings of the trainer and its devices, and of the cores of the host. Steps can be much shorter.
 EVERY, CORES_EVERY = 1.0, 5.0
 
@@ -60,16 +62,13 @@ class Gpus:
         """Return a reader for these devices; None if they are not NVIDIA's, or NVML is not available."""
         if not any(device.platform == "gpu" and "nvidia" in device.device_kind.lower() for device in devices):
             return None
-        try:
-            import pynvml
-        except ImportError:
+        if (nvml := nvidia.open_nvml()) is None:
             return None
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         try:
-            pynvml.nvmlInit()
-            return cls(pynvml, {d.id: _handle(pynvml, nvml_name(d.local_hardware_id, visible)) for d in devices})
-        except pynvml.NVMLError:
+            handles = dict(enumerate(nvidia.handles(nvml)))  # by CUDA's numbers
+        except nvml.NVMLError:
             return None
+        return cls(nvml, {d.id: handles[d.local_hardware_id] for d in devices if d.local_hardware_id in handles})
 
     def read(self) -> dict[str, float]:
         """Return power (watts), temperature (°C) and utilisation (the share of time in which a kernel ran).
@@ -88,14 +87,6 @@ class Gpus:
         return metrics
 
 
-def nvml_name(place: int, visible: str | None) -> int | str:
-    """Return NVML's name of the device at this place in `CUDA_VISIBLE_DEVICES`: a number or a UUID."""
-    if not visible:
-        return place
-    entry = visible.split(",")[place].strip()
-    return int(entry) if entry.isdecimal() else entry
-
-
 def busy(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> list[float]:
     """Return the share of time in which each core was busy between two readings of (busy, all) ticks."""
     if len(before) != len(after):  # a core was added or removed
@@ -104,10 +95,6 @@ def busy(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) ->
         round((busy - was_busy) / (ticks - were), 3) if ticks > were else 0.0
         for (was_busy, were), (busy, ticks) in zip(before, after, strict=True)
     ]
-
-
-def _handle(nvml: Any, name: int | str) -> Any:
-    return nvml.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int) else nvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def _core_times() -> list[tuple[int, int]]:
