@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
 from trainkit.plan import ENOUGH_TOKENS, Choice, DataSize, Devices, choices, divisors, make_plan
+from trainkit.plan.split import USABLE_OF_GPU
 from trainkit.plan.statistics import costs_in_words, statistic_costs, step_flops
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
@@ -135,7 +136,7 @@ def test_the_micro_batch_is_the_largest_that_fits_the_memory():
     state = whole.total_bytes - whole.bytes["activations"] - whole.bytes["logits"]
     one = (whole.total_bytes - state) // 12
     for fitting, micro in ((12, 12), (11, 6), (5, 4), (1, 1), (0, 1)):
-        memory = int((state + (fitting + 0.5) * one) / 0.9)
+        memory = int((state + (fitting + 0.5) * one) / USABLE_OF_GPU)
         small = plan(made, platform="gpu", memory_bytes=memory)
         assert small.batch.micro == micro, fitting
         assert small.fits == (fitting >= 1)

@@ -64,10 +64,12 @@ def lines(
     texts: str | None = None,
     ends: str = "",
     statistics: Sequence[tuple[str, str]] = (),
+    claim: str = "",
 ) -> list[str]:
     """Return a plan as aligned lines of text.
 
-    `ends` says when a run ends that does so at a time; `statistics`, which its steps compute and what they cost.
+    `ends` says when a run ends that does so at a time; `statistics`, which its steps compute and what they cost;
+    `claim`, how much of a GPU's memory XLA takes, and why.
     """
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
@@ -81,6 +83,7 @@ def lines(
         ("remat", plan.remat),
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
         *_supposed(plan),
+        *([("XLA's memory", claim)] if claim else []),
         ("compute", plan.compute),
         *_attention(found),
         ("data", _data(data)),

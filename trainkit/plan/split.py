@@ -15,8 +15,9 @@ from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import quantised_bytes, quantised_parameters
 from trainkit.text import plural
 
-#: The share of a device's memory that a plan uses; the rest is for fragmentation and what the estimate omits.
-USABLE = 0.9
+#: The share of a device's memory that a plan uses; the rest is for fragmentation and what the estimate omits. The
+#: memory of a GPU is XLA's alone: see `parallel.nvidia.claim_memory`.
+USABLE, USABLE_OF_GPU = 0.9, 0.95
 #: The kind of supposed devices: a plan for them is compiled for as many CPUs.
 SUPPOSED = "supposed device"
 #: Bytes of a number by compute dtype; with fp8 activations are kept in bfloat16.
@@ -44,7 +45,8 @@ class Devices:
     @property
     def usable_bytes(self) -> int | None:
         """Return the bytes of one device that a plan may use; None if its memory is unknown."""
-        return None if self.memory_bytes is None else int(USABLE * self.memory_bytes)
+        share = USABLE_OF_GPU if self.platform == "gpu" else USABLE
+        return None if self.memory_bytes is None else int(share * self.memory_bytes)
 
     def have_room_for(self, size: float) -> bool | None:
         """Return whether so many bytes per device are usable; None if the memory is unknown."""
