@@ -149,7 +149,9 @@ def memory(work: Work) -> dict[str, int]:
         program = compiled(work, Path(directory)).step
     (step,) = program.by_shapes.values()
     rows, shape = program.plan.batch.micro, work.shape
-    tokens = tokens_in_block(tokens=rows * shape.length, hidden=shape.hidden, vocab_size=shape.vocab)
+    tokens = tokens_in_block(
+        tokens=rows * shape.length, hidden=shape.hidden, vocab_size=shape.vocab, platform=jax.default_backend()
+    )
     return {
         "temporary": step.memory_analysis().temp_size_in_bytes,
         "block": 4 * tokens * shape.vocab,

@@ -91,7 +91,9 @@ def _cross_entropy(
 
     def sums(hidden_BTD: Array, unembedding_VD: Weight, targets_BT: Array, weights_BT: Array) -> Array:
         tokens, (vocab, d) = weights_BT.size, unembedding_VD.shape
-        size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        size = min(
+            block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab, platform=jax.default_backend()), tokens
+        )
         at_once = min(entries or entries_at_once(size, vocab), vocab)
         settings = LossBlocks(size, at_once, softcap, hidden_BTD.dtype, counts, z_loss)
         rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
@@ -114,7 +116,7 @@ def largest_logit(
 
     def largest(hidden_BTD: Array, unembedding_VD: Array, weights_BT: Array) -> Array:
         tokens, (vocab, d) = weights_BT.size, unembedding_VD.shape
-        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab, platform=jax.default_backend()), tokens)
         settings = LossBlocks(size, min(entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype, counts=False)
 
         def add(top: Array, _: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:

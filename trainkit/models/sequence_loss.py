@@ -57,7 +57,7 @@ def _losses(
     def sums(hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array) -> Array:
         vocab, d = unembedding_VD.shape
         tokens = weights_BT.size
-        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab, platform=jax.default_backend()), tokens)
         settings = LossBlocks(size, min(entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype, counts=False)
 
         def add(losses_T: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:

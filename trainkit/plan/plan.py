@@ -182,7 +182,11 @@ def make_plan(
     room = room_for_activations(devices, sum(state.values()))
     flash = has_flash(recipe, devices, compute)
     chosen, within_step = _first_that_fits(
-        possible, room, partial(activation_bytes, recipe, vocab_size=vocab_size, compute=compute, flash=flash)
+        possible,
+        room,
+        partial(
+            activation_bytes, recipe, platform=devices.platform, vocab_size=vocab_size, compute=compute, flash=flash
+        ),
     )
     size, micro = train.batch_size, chosen.micro
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)

@@ -263,7 +263,9 @@ def has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
     return devices.platform == "gpu" and compute != "float32" and width % 8 == 0 and width <= 128
 
 
-def activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
+def activation_bytes(
+    recipe: Recipe, choice: Choice, *, platform: str, vocab_size: int, compute: str, flash: bool
+) -> dict[str, int]:
     """Return the estimated bytes of one micro-batch. Logits are float32, and one block of them exists at a time."""
     model, length = recipe.model, recipe.data.positions
     tokens = choice.micro * length * recipe.data.sequences
@@ -271,8 +273,8 @@ def activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute
     activations = {"activations": tokens * floats * BYTES[compute]}
     if not isinstance(model, Transformer) or not model.predicts_tokens:
         return activations
-    logits = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size) * vocab_size
-    return {**activations, "logits": logits * BYTES["float32"]}
+    block = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size, platform=platform)
+    return {**activations, "logits": block * vocab_size * BYTES["float32"]}
 
 
 def room_for_activations(devices: Devices, taken: int) -> int:

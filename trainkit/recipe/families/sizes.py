@@ -9,8 +9,10 @@ from typing import Literal, TypeAlias
 Shape: TypeAlias = tuple[int, ...]
 #: What is kept for the backward pass, from everything to almost nothing on the device.
 Remat = Literal["none", "dots", "blocks", "offload"]
-#: The logits of a block take at most this, or as much as the unembedding's gradient: see `tokens_in_block`.
-LOGIT_BLOCK_BYTES = 64 << 20
+#: The logits of a block take at most this on a CPU and on other devices, or as much as the unembedding's gradient: see
+#: `tokens_in_block`. A GPU computes about 200 FLOP while its memory moves one byte: a block of N tokens takes 6 N FLOP
+#: for each number of the gradient, and moves 8 bytes for it. So N must be far above 250, in a vocabulary of 128k too.
+LOGIT_BLOCK_BYTES, LOGIT_BLOCK_BYTES_OF_ACCELERATOR = 64 << 20, 512 << 20
 
 
 def linear(name: str, inputs: int, outputs: int, *, bias: bool = False) -> dict[str, Shape]:
@@ -46,14 +48,15 @@ def visible(*, sequence_length: int, window: int | None) -> int:
     return within * (within + 1) // 2 + (sequence_length - within) * within
 
 
-def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int) -> int:
+def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int, platform: str) -> int:
     """Return for how many tokens the logits are in memory at once: all, or a power of two, which divides most batches.
 
     Each block adds to the gradient of the unembedding, (V, D) in float32, which therefore moves through memory once per
     block. With logits as large as that gradient this takes little time beside the products, and memory less than
     doubles. Smaller blocks would save too little memory, hence the minimum.
     """
-    most = max(LOGIT_BLOCK_BYTES, 4 * vocab_size * hidden)
+    least = LOGIT_BLOCK_BYTES if platform == "cpu" else LOGIT_BLOCK_BYTES_OF_ACCELERATOR
+    most = max(least, 4 * vocab_size * hidden)
     fitting = max(1, most // (4 * vocab_size))
     return tokens if tokens <= fitting else 1 << (fitting.bit_length() - 1)
 
