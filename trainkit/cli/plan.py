@@ -47,7 +47,7 @@ def plan(
     from trainkit.cli import plan_table
     from trainkit.hub.recipe import load
     from trainkit.parallel.hardware import peak_of
-    from trainkit.parallel.nvidia import claim_memory
+    from trainkit.parallel.xla import prepare_gpus
     from trainkit.plan import make_plan, proposal
     from trainkit.recipe.toml.load import check_lengths, locate_error
     from trainkit.train.forecast import forecast, forecast_supposed
@@ -59,7 +59,7 @@ def plan(
         check_lengths(loaded, mode)
         parsed.task.check_documents(parsed.data.train)
         codec, vocab_size, data = _vocabulary_and_data(parsed)
-        claim = claim_memory() if devices is None and parsed.parallel.platform in ("auto", "gpu") else ""
+        settings = prepare_gpus() if devices is None and parsed.parallel.platform in ("auto", "gpu") else []
         available = _devices(devices, parsed)
         if memory_bytes is not None:
             available = replace(available, memory_bytes=memory_bytes)
@@ -81,7 +81,7 @@ def plan(
         texts=documents,
         ends=plan_table.end_in_words(parsed),
         statistics=plan_table.statistics_in_words(parsed, planned),
-        claim=claim,
+        settings=settings,
     )
     if compiled.fits(available) is False:
         table += ["", *_way_out(compiled)]

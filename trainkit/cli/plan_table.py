@@ -64,12 +64,12 @@ def lines(
     texts: str | None = None,
     ends: str = "",
     statistics: Sequence[tuple[str, str]] = (),
-    claim: str = "",
+    settings: Sequence[str] = (),
 ) -> list[str]:
     """Return a plan as aligned lines of text.
 
     `ends` says when a run ends that does so at a time; `statistics`, which its steps compute and what they cost;
-    `claim`, how much of a GPU's memory XLA takes, and why.
+    `settings`, what was decided about GPUs before they were opened.
     """
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
@@ -83,7 +83,7 @@ def lines(
         ("remat", plan.remat),
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
         *_supposed(plan),
-        *([("XLA's memory", claim)] if claim else []),
+        *(("" if number else "GPU settings", text) for number, text in enumerate(settings)),
         ("compute", plan.compute),
         *_attention(found),
         ("data", _data(data)),

@@ -113,11 +113,11 @@ def claim_memory(gpus: Sequence[GpuMemory] | None = None) -> str:
     Raises:
         TrainkitError: a GPU has no memory left.
     """
-    if name := next((name for name in DECIDED_BY if os.environ.get(name)), None):
-        return f"as {name}={os.environ[name]} says"
     gpus = memory_of_gpus() if gpus is None else gpus
     if not gpus:
         return ""
+    if name := next((name for name in DECIDED_BY if os.environ.get(name)), None):
+        return f"as {name}={os.environ[name]} says"
     number, least = min(enumerate(gpus), key=lambda pair: pair[1].share)
     if not least.share:
         raise TrainkitError(

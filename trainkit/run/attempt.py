@@ -22,8 +22,7 @@ from trainkit.events.commands import issued_commands
 from trainkit.events.log import EventLog, SilentLog, damage, last_attempt, last_end, last_step
 from trainkit.events.schema import Event
 from trainkit.parallel import hosts
-from trainkit.parallel.nvidia import claim_memory
-from trainkit.parallel.xla import make_deterministic
+from trainkit.parallel.xla import make_deterministic, prepare_gpus
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of, restore_recipe
@@ -150,8 +149,9 @@ def _run_to_end(
             log.write("alert", step=log.step, kind="log", message=problem)
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
-        if loaded.recipe.parallel.platform in ("auto", "gpu") and hosts.count() == 1 and (claim := claim_memory()):
-            log.write("log", step=log.step, level="info", message=f"memory for XLA: {claim}")
+        if loaded.recipe.parallel.platform in ("auto", "gpu"):
+            for message in prepare_gpus(processes=hosts.count()):
+                log.write("log", step=log.step, level="info", message=message)
         with _imports_that_stay():
             from trainkit.run.setup import train
 
