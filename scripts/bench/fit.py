@@ -4,16 +4,21 @@ uv run python scripts/bench/fit.py                       # a few shapes on this 
 uv run python scripts/bench/fit.py --recipe RECIPE       # that of a recipe, with `--vocab N`
 
 On CPU measured is by how much the peak of the resident memory of a process grows that holds just the state, its
-snapshot and the batches, and runs the step; on other devices it is the allocator's own peak. Each shape has a process
+snapshot and the batches, and runs the step; on other devices it is the most that the allocator has in use meanwhile,
+looked at every half a millisecond, because its own peak includes making the state. Each shape has a process
 of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +46,36 @@ def main() -> None:
     shapes = {str(arguments.recipe): {"recipe": str(arguments.recipe), "vocab": arguments.vocab}}
     if arguments.recipe is None:
         shapes = {name: shape for name, shape in SHAPES.items() if arguments.only in (None, name)}
-    print("| shape | predicted MB | measured MB | predicted / measured | estimated MB |\n|---|---|---|---|---|")
+    print(
+        "| shape | predicted MB | measured MB | predicted / measured | estimated MB | micro-batch | remat | ms a step |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for name, shape in shapes.items():
         command = [sys.executable, __file__, "--child", json.dumps(shape)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
         sizes = [found[what] / 1e6 for what in ("predicted", "measured", "estimated")]
         ratio = sizes[0] / sizes[1]
-        print(f"| {name} | {sizes[0]:.0f} | {sizes[1]:.0f} | {ratio:.3f} | {sizes[2]:.0f} |", flush=True)
+        choice = f"{found['micro_batch']} | {found['remat']} | {found['step'] * 1e3:.1f}"
+        print(f"| {name} | {sizes[0]:.0f} | {sizes[1]:.0f} | {ratio:.3f} | {sizes[2]:.0f} | {choice} |", flush=True)
 
 
-def measure(shape: dict[str, Any]) -> dict[str, float]:
+def measure(shape: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     from trainkit.data.batches.layout import longest_layout
     from trainkit.parallel import devices, mesh
+    from trainkit.parallel.xla import prepare_gpus
     from trainkit.plan import make_plan
     from trainkit.train.build import build
     from trainkit.train.prefetch import to_device
     from trainkit.train.program import fit_program
+    from trainkit.train.state import without_frozen
 
     recipe = _recipe(shape)
+    prepare_gpus()
     local = devices.local()
     plan = make_plan(recipe, devices=local, vocab_size=shape["vocab"], data=None)
     built, length = build(recipe, plan), recipe.data.sequence_length
@@ -75,7 +87,7 @@ def measure(shape: dict[str, Any]) -> dict[str, float]:
 
     before = _held(local.platform)
     state = program.adopt(initial(jax.random.key(0)))
-    snapshot = copy(_plain(state))
+    snapshot = copy(_plain(without_frozen(state)))
     random = np.random.default_rng(0)
     batches = [
         to_device(
@@ -91,14 +103,20 @@ def measure(shape: dict[str, Any]) -> dict[str, float]:
         for _ in range(STEPS)
     ]
     jax.block_until_ready((state, snapshot, batches))
-    _forget_peak(local.platform)
-    for batch in batches:
-        state, metrics = program(state, batch)
-        jax.block_until_ready(metrics)
+    seconds = []
+    with _peak(local.platform) as peak:
+        for batch in batches:
+            began = time.perf_counter()
+            state, metrics = program(state, batch)
+            jax.block_until_ready(metrics)
+            seconds.append(time.perf_counter() - began)
     assert program.memory is not None, "the compiler does not tell"
     return {
         "predicted": program.memory.peak,
-        "measured": _peak(local.platform) - before,
+        "measured": peak() - before,
+        "micro_batch": plan.batch.micro,
+        "remat": plan.remat,
+        "step": min(seconds),
         "estimated": plan.total_bytes,
         "snapshot": sum(leaf.nbytes for leaf in jax.tree.leaves(snapshot)),
     }
@@ -145,13 +163,26 @@ def _held(platform: str) -> int:
     return _status("VmRSS") if platform == "cpu" else _statistics()["bytes_in_use"]
 
 
-def _peak(platform: str) -> int:
-    return _status("VmHWM") if platform == "cpu" else _statistics()["peak_bytes_in_use"]
-
-
-def _forget_peak(platform: str) -> None:
+@contextlib.contextmanager
+def _peak(platform: str) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most bytes held during the block, once it has ended."""
     if platform == "cpu":
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins again at what is held now
+        yield lambda: _status("VmHWM")
+        return
+    most, ended = [_held(platform)], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.0005):
+            most[0] = max(most[0], _held(platform))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _statistics() -> dict[str, int]:

@@ -1,0 +1,81 @@
+"""`scripts/gpu.py`: results are kept whatever ends a part, and carried packages take no installed one's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import gpu
+from gpu_parts import place as places
+from gpu_parts.place import Part, Place, Row, table_rows
+
+
+def ran(tmp_path: Path, rows: object, *, seconds: float = 60.0) -> tuple[int, dict]:
+    """Run a part; its exit code and its results."""
+    place = Place("1", tmp_path / "results", seconds, sys.executable, True)
+    code = place.run(Part(rows, "what it shows"))
+    return code, json.loads((tmp_path / "results" / "part-1.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def quick_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "FACTS", "import json; print(json.dumps({'device': 'a | b', 'jax': '1'}))")
+
+
+def test_rows_before_an_error_are_kept_and_each_names_device_versions_and_date(tmp_path: Path) -> None:
+    def rows(place: Place) -> Iterator[Row]:
+        yield Row("speed", "2 | 3")
+        yield Row("bits", "the same", "the same", True)
+        raise ValueError("no more")
+
+    code, results = ran(tmp_path, rows)
+    assert code == 1 and [row["good"] for row in results["rows"]] == [None, True, False]
+    assert "no more" in results["rows"][-1]["found"] and results["date"][:2] == "20"
+    _, _, *table = (tmp_path / "results" / "part-1.md").read_text().splitlines()
+    assert len(table) == 3
+    for line in table:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert len(cells) == 8 and cells[0] == "1" and cells[4].startswith("a / b, driver")
+        assert cells[5] == "jax 1" and cells[7] == results["date"]
+    assert "| the same: yes |" in table[1] and "NO |" in table[2]
+
+
+def test_a_command_that_outlasts_the_part_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    # what it started holds its output open, so that reading to the end would wait for it
+    program = "import subprocess\nsubprocess.run(['sleep', '600'])"
+
+    def rows(place: Place) -> Iterator[Row]:
+        done = place.call([sys.executable, "-c", program])
+        yield Row("the command", done.last_line, "ended", done.code is None)
+
+    code, results = ran(tmp_path, rows, seconds=1.0)
+    assert code == 0 and results["rows"][0]["found"] == "not done when the part's time was over"
+
+
+def test_tables_are_found_between_other_lines() -> None:
+    text = "# title\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\nwords\n| c |\n|---|\n| 3 |\n| 4 |\n"
+    assert list(table_rows(text)) == [{"a": "1", "b": "2"}, {"c": "3"}, {"c": "4"}]
+
+
+def test_only_packages_that_are_missing_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "before")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("numpy-0.1-py3-none-any", "carried_thing-1.0-py3-none-any"):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
+            wheel.writestr(f"{name.partition('-')[0]}/__init__.py", "")
+    gpu.use(tmp_path)
+    unpacked = tmp_path / "unpacked"
+    assert [path.name for path in unpacked.iterdir()] == ["carried_thing"]
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(unpacked), "before"]
+
+
+def test_every_part_has_a_name_in_order_and_says_what_it_shows() -> None:
+    assert list(gpu.PARTS) == sorted(gpu.PARTS) and {name[0] for name in gpu.PARTS} == set("123456")
+    assert all(part.shows for part in gpu.PARTS.values()) and places.LIMIT <= 540
