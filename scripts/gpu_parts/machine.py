@@ -54,8 +54,9 @@ def watch_a_run(place: Place) -> Iterator[Row]:
         yield Row(name, found, "in the log", None if place.small else bool(values))
     for message in (event["message"] for event in events if event["type"] == "log" and "XLA" in event["message"]):
         yield Row("the log", message)
-    waits = [metrics["time/data_wait"] / metrics["time/step"] for metrics in steps if "time/step" in metrics]
-    yield Row("share of a step that waits for data", f"{sorted(waits)[len(waits) // 2]:.2%}, the median")
+    for name in ("time/data_wait", "time/dispatch", "time/device"):
+        shares = sorted(one[name] / one["time/step"] for one in steps if name in one and "time/step" in one)
+        yield Row(f"{name} / time/step", f"{shares[len(shares) // 2]:.2%}, the median" if shares else "not in the log")
     summary = next(run.glob("profile/*/summary.txt"), None)
     yield Row("a profile", "written" if summary else "missing", "written", summary is not None)
     for line in (summary.read_text("utf-8").splitlines() if summary else [])[:20]:
