@@ -22,6 +22,16 @@ from trainkit.recipe.sections.schedule_spec import Schedule
 from trainkit.recipe.sections.task import Task
 
 ROOT = Path(__file__).parents[2]
+#: Code after which no distribution named trainkit can be found, as where it is only on the path.
+NOT_INSTALLED = """
+import importlib.metadata as metadata
+found = metadata.Distribution.from_name.__func__
+def from_name(cls, name):
+    if name == "trainkit":
+        raise metadata.PackageNotFoundError(name)
+    return found(cls, name)
+metadata.Distribution.from_name = classmethod(from_name)
+"""
 
 
 @pytest.mark.parametrize(
@@ -77,9 +87,10 @@ def test_openblas_has_one_thread_unless_the_user_says_otherwise(monkeypatch, bef
     assert end.value.code == threads
 
 
-def test_a_run_needs_neither_the_dashboard_nor_aim_nor_datasets(tmp_path, monkeypatch):
+def test_a_run_from_a_checkout_needs_neither_the_dashboard_nor_aim_nor_datasets(tmp_path, monkeypatch):
     unused = ["textual", "textual_image", "aim", "aimrocks", "datasets", "pyarrow", "wandb", "tensorboardX"]
     missing = f"import sys\nsys.modules.update(dict.fromkeys({unused!r}))\n"  # to import one is an ImportError
+    missing += NOT_INSTALLED
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     workplace(tmp_path, BARE.replace("steps = 24", "steps = 2"))
     loaded(missing + command("run", "tiny.toml", "--plain"), tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from trainkit.checkpoint import store
@@ -17,7 +16,7 @@ from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
 from trainkit.run.recorded_inputs import check_tokenizer, is_place, present_recipe, trained_recipe
-from trainkit.run.start import Start
+from trainkit.run.start import Start, version_of
 from trainkit.rundir.changes import check_changes, compare_rates
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
 from trainkit.rundir.owed import find_owed
@@ -122,6 +121,6 @@ def _is_longer(directory: Path, recipe: Recipe, step: int, changed: list[Differe
 
 def _version_changes(earlier: dict[str, str]) -> Iterator[str]:
     for package, before in earlier.items():
-        now = platform.python_version() if package == "python" else version(package)
+        now = platform.python_version() if package == "python" else version_of(package)
         if now != before:
             yield f"{package} {before} -> {now}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from trainkit import __version__
 from trainkit.checkpoint import store
 from trainkit.events.attempts import process_started
 from trainkit.events.commands import IssuedCommand, issued_commands
@@ -18,6 +19,11 @@ from trainkit.recipe.toml.load import Loaded
 
 #: Packages whose versions are logged, because results may differ between them.
 PACKAGES = ("trainkit", "jax", "jaxlib", "equinox", "optax", "numpy", "tensorstore", "tokenizers")
+
+
+def version_of(package: str) -> str:
+    """Return the version of a package. trainkit itself need not be installed: it may run from a checkout."""
+    return __version__ if package == "trainkit" else version(package)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,6 @@ def announce(
         recipe=loaded.recipe.fingerprint(),
         resumed_from=resumed_from,
         orders=[issued.fields() for issued in start.commands_to_repeat(after=resumed_from or 0)],
-        versions={package: version(package) for package in PACKAGES},
+        versions={package: version_of(package) for package in PACKAGES},
         **omitted,
     )
