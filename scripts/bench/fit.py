@@ -68,7 +68,7 @@ def measure(shape: dict[str, Any]) -> dict[str, Any]:
     from trainkit.data.batches.layout import longest_layout
     from trainkit.parallel import devices, mesh
     from trainkit.parallel.xla import prepare_gpus
-    from trainkit.plan import make_plan
+    from trainkit.plan import IN_HOST_MEMORY, make_plan
     from trainkit.train.build import build
     from trainkit.train.prefetch import to_device
     from trainkit.train.program import fit_program
@@ -84,10 +84,11 @@ def measure(shape: dict[str, Any]) -> dict[str, Any]:
     plan = program.plan
     initial = jax.jit(built.initial, out_shardings=built.shardings).lower(jax.random.key(0)).compile()
     copy = jax.jit(lambda arrays: [jnp.copy(array) for array in arrays])
+    saved = local.platform in IN_HOST_MEMORY  # elsewhere a checkpoint is written from the host's memory
 
     before = _held(local.platform)
     state = program.adopt(initial(jax.random.key(0)))
-    snapshot = copy(_plain(without_frozen(state)))
+    snapshot = copy(_plain(without_frozen(state))) if saved else []
     random = np.random.default_rng(0)
     batches = [
         to_device(

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from places import SUPPORT
 from trainer import edit_manifest
 
-from trainkit.checkpoint import arrays, manifest, store
+from trainkit.checkpoint import arrays, manifest, snapshot, store
 from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.manifest import DamagedCheckpoint
 from trainkit.checkpoint.restore import restore, restore_newest
@@ -227,7 +227,53 @@ def test_a_part_of_the_state_is_restored_without_reading_the_rest(tmp_path: Path
     assert bits(params) == bits(state_at(1)["params"])
 
 
-def test_the_snapshot_is_isolated_from_a_step_that_donates_the_state(tmp_path: Path) -> None:
+@pytest.fixture
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies go to the host's memory, as those of devices do that have their own. A CPU has that kind of memory too."""
+    monkeypatch.setattr(snapshot, "IN_HOST_MEMORY", frozenset())
+
+
+def on_device() -> int:
+    """Bytes of all arrays that are in the memory of the devices."""
+    (device,) = {jax.devices()[0].default_memory().kind}
+    return sum(array.nbytes for array in jax.live_arrays() if array.sharding.memory_kind == device)
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_a_device_with_its_own_memory_holds_no_copy_and_the_host_no_part_that_is_written(tmp_path: Path) -> None:
+    saver, state = Saver(tmp_path, on_saved=lambda saved: None), state_at(3)
+    before = on_device()
+    leaves = {name: snapshot.plain(leaf) for name, leaf in named_leaves(state).items()}
+    sent = snapshot.send_to_host(leaves)
+    assert sent is not None and {data.sharding.memory_kind for *_, data in sent} == {snapshot.PINNED}
+    assert on_device() == before
+    for written, _ in enumerate(snapshot.drain(sent), 1):
+        assert len(sent) == len(leaves) - written
+    saver.save(state, step=3, kind="permanent", provenance=FACTS)
+    assert on_device() == before
+    saver.close()
+    assert bits(restore(at(tmp_path, 3), state)) == bits(state_at(3))
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_with_too_little_memory_on_the_host_the_save_is_done_on_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Saved] = []
+    saver, state = Saver(tmp_path, on_saved=saved.append), state_at(1)
+    monkeypatch.setattr(snapshot, "available_memory", lambda: 1000)
+    saver.save(state, step=1, kind="rolling", provenance=FACTS)
+    assert [s.step for s in saved] == [1]
+    saver.close()
+    assert bits(restore(at(tmp_path, 1), template())) == bits(state) == bits(state_at(1))
+
+
+@pytest.mark.parametrize("like", ["a CPU", "a GPU"])
+def test_the_snapshot_is_isolated_from_a_step_that_donates_the_state(
+    tmp_path: Path, like: str, request: pytest.FixtureRequest
+) -> None:
+    if like == "a GPU":
+        request.getfixturevalue("like_a_gpu")
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 2 + 1, s), donate_argnums=0)
     start = {"w": jnp.arange(300_000, dtype=jnp.float32), "n": jnp.int32(3)}
     expected = bits(start)

@@ -151,6 +151,12 @@ def test_state_is_divided_by_fsdp_and_activations_are_not():
     assert one.bytes["optimizer"] == 8 * one.parameters
 
 
+def test_on_a_gpu_state_gradients_and_snapshot_take_16_bytes_a_parameter() -> None:
+    made = plan(recipe(precision={"params": "float32"}), platform="gpu")
+    assert "snapshot" not in made.bytes
+    assert sum(made.bytes[part] for part in ("parameters", "optimizer", "gradients")) == 16 * made.parameters
+
+
 def test_averages_are_float32_in_the_state_and_in_its_snapshot():
     few = {"params": "bfloat16"}
     none, some = plan(recipe(precision=few)), plan(recipe(precision=few, average={"start": 0.5}))

@@ -1,4 +1,4 @@
-"""Saving while training continues: the state is copied on the devices, and a thread writes the copy to the disk."""
+"""Saving while training continues: the state is copied (see `snapshot`), and a thread writes the copy to the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,16 @@ from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.manifest import KINDS, Kind, Leaf, Manifest
 from trainkit.checkpoint.provenance import Provenance, make_manifest
-from trainkit.checkpoint.snapshot import copy_leaves, parts, plain
+from trainkit.checkpoint.snapshot import (
+    Part,
+    copy_leaves,
+    drain,
+    goes_to_host,
+    lacks_memory,
+    parts,
+    plain,
+    send_to_host,
+)
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import NAME as LOG
 from trainkit.parallel import agreement, hosts
@@ -65,7 +75,9 @@ class Saver:
         self._on_saved, self._held, self._keep_last = on_saved, held, keep_last
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[Saved] | None = None
+        #: The copy on a CPU, whose buffers the next one reuses; what is to be written of any copy.
         self._snapshot: dict[str, jax.Array] = {}
+        self._parts: Iterator[Part] = iter(())
         self._written: dict[int, Kind] = {}
         #: The id of the process that names drafts, and the number of saves so far.
         self._writer, self._saves = hosts.from_first(self._prepare), 0
@@ -98,10 +110,14 @@ class Saver:
             return
         leaves = named_leaves(state)
         manifest = make_manifest(leaves, step=step, kind=kind, provenance=provenance)
-        if agreement.agree("snapshot", ready=self._copy(leaves)):
-            self._in_flight = self._thread.submit(self._write, manifest, provenance.recipe_text, started)
-        else:  # in all processes, even if only one has no memory
-            self._save_in_place(leaves, manifest, provenance.recipe_text, started)
+        leaves = {name: plain(leaf) for name, leaf in leaves.items()}
+        created = {name: (leaf, _shard_shape(leaves[name])) for name, leaf in manifest.leaves.items()}
+        copied = agreement.agree("snapshot", ready=self._copy(leaves))
+        if not copied:  # in all processes, even if only one has no memory
+            self._snapshot, self._parts = {}, parts(leaves)
+        self._in_flight = self._thread.submit(self._write, manifest, created, provenance.recipe_text, started)
+        if not copied:  # training waits for the disk
+            self.wait()
 
     def poll(self) -> None:
         """Call `on_saved` if a save has finished. Does not wait. Raises TrainkitError if the save failed."""
@@ -125,30 +141,24 @@ class Saver:
             self._snapshot = {}
 
     def _copy(self, leaves: dict[str, jax.Array]) -> bool:
-        """Copy the leaves; return whether the devices of this process had the memory."""
+        """Copy the leaves, or begin to; return whether this process had the memory."""
+        if goes_to_host(leaves):
+            sent = send_to_host(leaves)
+            self._parts = drain(sent or deque())
+            return sent is not None
         try:
             self._snapshot = copy_leaves(leaves, self._snapshot)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not lacks_memory(error):
                 raise
             return False
+        self._parts = parts(self._snapshot)
         return True
 
-    def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, recipe: str, started: float) -> None:
-        """Write the state itself, where the devices have no memory for a copy: training waits for the disk."""
-        self._snapshot = {name: plain(leaf) for name, leaf in leaves.items()}
-        try:
-            self._in_flight = self._thread.submit(self._write, manifest, recipe, started)
-            self.wait()
-        finally:
-            self._snapshot = {}  # these are the state's own buffers, which must not be reused
-
-    def _write(self, manifest: Manifest, recipe: str, started: float) -> Saved:
+    def _write(self, manifest: Manifest, created: Created, recipe: str, started: float) -> Saved:
         """Write the checkpoint; where several processes train, each writes its own parts."""
         written = store.temporary(self._run, manifest.step, self._writer)
         final = store.directory_of(self._run) / str(manifest.step)
-        shards = {name: leaf.sharding.shard_shape(leaf.shape) for name, leaf in self._snapshot.items()}
-        created = {name: (leaf, shards[name]) for name, leaf in manifest.leaves.items()}
         root = written / "arrays"
         try:
             opened: dict[str, Any] = {}
@@ -159,10 +169,8 @@ class Saver:
             if hosts.is_first():
                 shutil.rmtree(written, ignore_errors=True)
             raise _cannot_write(final, error) from error
-        (device, *_) = next(iter(self._snapshot.values())).devices()
-        if device.platform != "cpu":
-            # reusing the buffers saves page faults on a CPU; the memory of other devices is better freed
-            self._snapshot = {}
+        finally:
+            self._parts = iter(())  # after an error it holds memory
         return self._finish_save(manifest, started)
 
     def _in_turn(self, part: str, write: Callable[[], None], *, first: bool = False) -> None:
@@ -194,7 +202,7 @@ class Saver:
         return arrays.create(root, created)
 
     def _write_parts(self, root: Path, created: Created, opened: dict[str, Any]) -> None:
-        arrays.write(root, opened or arrays.create(root, created, exist=True), parts(self._snapshot))
+        arrays.write(root, opened or arrays.create(root, created, exist=True), self._parts)
 
     def _commit(self, written: Path, final: Path, manifest: Manifest, recipe: str) -> None:
         """Check what was written, give it its name, and remove older checkpoints."""
@@ -239,6 +247,10 @@ class Saver:
         path = store.directory_of(self._run) / str(manifest.step)
         seconds = time.monotonic() - started
         return Saved(manifest.step, manifest.kind, str(path.relative_to(self._run)), manifest.bytes, seconds)
+
+
+def _shard_shape(leaf: jax.Array) -> tuple[int, ...]:
+    return leaf.sharding.shard_shape(leaf.shape)
 
 
 def _cannot_write(path: Path, error: Exception) -> TrainkitError:

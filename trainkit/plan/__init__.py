@@ -10,7 +10,17 @@ from trainkit.plan.plan import (
     make_plan,
     replan,
 )
-from trainkit.plan.split import ENOUGH_TOKENS, SUPPOSED, USABLE, BatchSplit, Choice, Devices, choices, divisors
+from trainkit.plan.split import (
+    ENOUGH_TOKENS,
+    IN_HOST_MEMORY,
+    SUPPOSED,
+    USABLE,
+    BatchSplit,
+    Choice,
+    Devices,
+    choices,
+    divisors,
+)
 
 #: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
 COMPUTE_OPTIMAL = 20
@@ -18,6 +28,7 @@ COMPUTE_OPTIMAL = 20
 __all__ = [
     "COMPUTE_OPTIMAL",
     "ENOUGH_TOKENS",
+    "IN_HOST_MEMORY",
     "SUPPOSED",
     "USABLE",
     "WITHIN_STEP",

@@ -40,10 +40,10 @@ class Memory:
     """What one device holds while a compiled step runs, in bytes.
 
     `parameters` (trained ones), `frozen`, `optimizer`, `averages` (of parameters), `statistics` (what they remember of
-    earlier steps) and `snapshot` (the copy from which a checkpoint is written) are exact. `rest` (other inputs: the
-    batch, keys), `batches` (waiting ones), `program` and the sum of `temporary` are XLA's, from `memory_analysis`.
-    `temporary` is all that lives within a step. XLA does not divide it: its `gradients`, `activations` and `logits` are
-    estimates, cut to the sum, and `workspace` is the remainder.
+    earlier steps) and `snapshot` (on a CPU, the copy from which a checkpoint is written) are exact. `rest` (other
+    inputs: the batch, keys), `batches` (waiting ones), `program` and the sum of `temporary` are XLA's, from
+    `memory_analysis`. `temporary` is all that lives within a step. XLA does not divide it: its `gradients`,
+    `activations` and `logits` are estimates, cut to the sum, and `workspace` is the remainder.
     """
 
     parameters: int
@@ -51,7 +51,7 @@ class Memory:
     optimizer: int
     averages: int = 0
     statistics: int = 0
-    snapshot: int
+    snapshot: int = 0
     rest: int
     batches: int
     program: int
@@ -61,7 +61,7 @@ class Memory:
     def by_category(self) -> dict[str, int]:
         """Return the bytes by category, for the log."""
         exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
-        absent = [name for name in ("frozen", "averages", "statistics") if not exact[name]]
+        absent = [name for name in ("frozen", "averages", "statistics", "snapshot") if not exact[name]]
         return {**{name: size for name, size in exact.items() if name not in absent}, **self.temporary}
 
     @property
@@ -75,7 +75,8 @@ class Plan:
     """What a run will do. Tokens do not include padding; until the data is counted, every position counts as a token.
 
     `bytes` are estimates for one device. `parameters` (trained ones), `frozen`, `gradients` (always float32),
-    `optimizer`, `averages` and `snapshot` (the copy from which a checkpoint is written) are divided by the fsdp axis.
+    `optimizer`, `averages` and `snapshot` (on a CPU, the copy from which a checkpoint is written) are divided by the
+    fsdp axis.
     `cast_parameters` (in the compute dtype), `activations` and `logits` are those of one micro-batch, undivided.
     """
 
@@ -175,6 +176,7 @@ def make_plan(
         data=data_axis,
         fsdp=fsdp_axis,
         compute=compute,
+        platform=devices.platform,
     )
     replicas = data_axis * fsdp_axis
     check_split(recipe, replicas)

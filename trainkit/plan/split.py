@@ -18,6 +18,8 @@ from trainkit.text import plural
 #: The share of a device's memory that a plan uses; the rest is for fragmentation and what the estimate omits. The
 #: memory of a GPU is XLA's alone: see `parallel.nvidia.claim_memory`.
 USABLE, USABLE_OF_GPU = 0.9, 0.95
+#: Platforms whose devices have the memory of the host. Others send a state to the host to save it, and keep no copy.
+IN_HOST_MEMORY = frozenset({"cpu"})
 #: The kind of supposed devices: a plan for them is compiled for as many CPUs.
 SUPPOSED = "supposed device"
 #: Bytes of a number by compute dtype; with fp8 activations are kept in bfloat16.
@@ -228,7 +230,15 @@ def _devices(count: int) -> str:
 
 
 def state_bytes(
-    recipe: Recipe, trainable: int, optimizer_bytes: int, *, frozen: int, data: int, fsdp: int, compute: str
+    recipe: Recipe,
+    trainable: int,
+    optimizer_bytes: int,
+    *,
+    frozen: int,
+    data: int,
+    fsdp: int,
+    compute: str,
+    platform: str,
 ) -> dict[str, int]:
     """Return the estimated bytes of one device by category: the state, a step's gradients and cast parameters."""
     # an adapter is float32 whatever its base is
@@ -239,8 +249,9 @@ def state_bytes(
     optimizer = math.ceil(optimizer_bytes / sharing)
     averages = math.ceil(trainable * BYTES["float32"] / fsdp) if recipe.keeps_average else 0
     statistics = math.ceil(recipe.statistics.state_bytes(trainable, params=params) / fsdp)
-    snapshot = copy + optimizer + averages + statistics
-    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": snapshot}
+    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer}
+    if platform in IN_HOST_MEMORY:
+        state["snapshot"] = copy + optimizer + averages + statistics
     state |= {name: size for name, size in (("averages", averages), ("statistics", statistics)) if size}
     cast = 0
     if recipe.adapter:

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from trainkit.data.batches.layout import Layout
 from trainkit.data.jobs import Stop
 from trainkit.parallel import mesh
-from trainkit.plan import Choice, Memory, Plan, choices, replan
+from trainkit.plan import IN_HOST_MEMORY, Choice, Memory, Plan, choices, replan
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.train.build import BuiltStep, build, state_shapes
@@ -194,7 +194,7 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
         optimizer=optimizer,
         averages=averages,
         statistics=statistics,
-        snapshot=max(0, arguments - one_batch - frozen),
+        snapshot=max(0, arguments - one_batch - frozen) if plan.devices.platform in IN_HOST_MEMORY else 0,
         rest=max(0, arguments - parameters - frozen - optimizer - averages - statistics) + results,
         batches=WAITING * one_batch,
         program=analysis.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
