@@ -23,6 +23,7 @@ from trainkit.models.loss_blocks import (
     target_logits,
 )
 from trainkit.models.master_weights import Weight
+from trainkit.models.row_sums import add_rows
 from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.sizes import tokens_in_block
 
@@ -175,7 +176,7 @@ def _forward(
         pulled_N = softmax.gradient_factors(weights_N, settings)
         dx_ND = dx_ND * (pulled_N / softmax.sum_N)[:, None] + target_ND * dtarget_N[:, None]
         dw_VD = _add_unembedding(dw_VD, x_ND, pulled_N, softmax, exp_JNU, top_JN, settings)
-        dw_VD = dw_VD.at[targets_N].add(dtarget_N[:, None] * x_ND.astype(jnp.float32))
+        dw_VD = add_rows(dw_VD, targets_N, dtarget_N[:, None] * x_ND.astype(jnp.float32))
         return (
             total + (losses_N * weights_N).sum(),
             correct + softmax.correct(targets_N, weights_N),

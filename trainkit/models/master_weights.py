@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from trainkit.models.casting import cast
 from trainkit.models.nf4 import Nf4
+from trainkit.models.row_sums import add_rows
+from trainkit.parallel.mesh import on_own_rows
 
 
 class Weight(eqx.Module):
@@ -85,7 +87,13 @@ def _lookup(rounded: Array, master: Array, rows: Array) -> Array:
 def _lookup_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[None, Array, None]:
     # only the shape of the table is needed
     rows, like = residuals
-    return None, jnp.zeros(like.shape, jnp.float32).at[rows].add(dy.astype(jnp.float32)), None
+    if jax.default_backend() != "gpu":
+        return None, jnp.zeros(like.shape, jnp.float32).at[rows].add(dy.astype(jnp.float32)), None
+
+    def sums(rows: Array, dy: Array) -> Array:  # of each device's own rows: what is sorted would be gathered
+        return add_rows(jnp.zeros(like.shape, jnp.float32), rows.reshape(-1), dy.reshape(-1, dy.shape[-1]))[None]
+
+    return None, on_own_rows(sums, rows, dy).sum(0), None
 
 
 _lookup.defvjp(lambda rounded, master, rows: (rounded[rows], (rows, master)), _lookup_backward)
