@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import SPEC, model
@@ -27,6 +28,17 @@ def test_every_value_is_counted_in_the_bin_that_it_lies_in(values: list[float]) 
         inside = sum(borders[bin] + slack < v < borders[bin + 1] - slack for v in values)
         near = sum(borders[bin] - slack <= v <= borders[bin + 1] + slack for v in values)
         assert inside <= count <= near or high == low
+
+
+def test_only_a_cpu_scatters_all_parameters_and_all_devices_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = jax.random.normal(jax.random.key(0), (3, 5000))
+    expected = jax.vmap(histogram)(values)
+    assert expected.counts.sum() == values.size
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    program = jax.jit(lambda values: jax.vmap(histogram)(values)).lower(values).compile()
+    assert " scatter(" not in program.as_text() and " while(" in program.as_text()
+    for found, right in zip(program(values), expected, strict=True):
+        np.testing.assert_array_equal(found, right)
 
 
 def test_every_layer_of_every_parameter_has_its_own() -> None:
