@@ -46,6 +46,7 @@ def plan(
     """
     from trainkit.cli import plan_table
     from trainkit.hub.recipe import load
+    from trainkit.parallel.devices import fallbacks
     from trainkit.parallel.hardware import peak_of
     from trainkit.parallel.xla import prepare_gpus
     from trainkit.plan import make_plan, proposal
@@ -68,6 +69,8 @@ def plan(
             parsed.check_lengths(planned.steps)
         compiled = forecast_supposed(parsed, planned) if devices is not None else forecast(parsed, planned)
         planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data, choice=compiled.choice)
+        if devices is None:
+            settings += fallbacks(available, platform=parsed.parallel.platform, compute=planned.compute)
     except TrainkitError as error:
         raise locate_error(error, loaded) from error
     peak = peak_of(planned, tflops=parsed.parallel.peak_tflops)

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from trainkit.errors import TrainkitError
 from trainkit.parallel import hosts
 from trainkit.parallel.hardware import available_memory
-from trainkit.parallel.reasons import why_no_gpu
+from trainkit.parallel.reasons import overlooked_gpu, why_no_gpu
 from trainkit.plan import Devices
 
 #: See `models.attention.causal_attention`.
 AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash"]
-#: The first architectures with units for 8-bit floating point (Ada, Hopper) and cuDNN flash attention (Ampere).
-FP8_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0)
+#: The first architectures with units for 8-bit floating point (Ada, Hopper), for bfloat16 (Ampere), and with cuDNN
+#: flash attention (Ampere).
+FP8_CAPABILITY, BFLOAT16_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0), (8, 0)
 #: Splash takes so many positions at once; its sequence lengths and head widths are multiples of it.
 FLASH_BLOCK = 128
 
@@ -72,7 +73,23 @@ def local(platform: str = "auto") -> Devices:
         platform=devices[0].platform,
         kind=devices[0].device_kind,
         memory_bytes=memory,
+        bfloat16=_has_bfloat16(capabilities()),
     )
+
+
+def fallbacks(local: Devices, *, platform: str, compute: str) -> list[str]:
+    """Return, in words, what is slower than it could be because of this machine's GPU or its driver.
+
+    Args:
+        platform: `parallel.platform` of the recipe.
+        compute: the dtype that the plan computes in.
+    """
+    found = []
+    if platform == "auto" and local.platform == "cpu" and (reason := overlooked_gpu()):
+        found.append(f"training on the CPU: {reason.problem}; {reason.hint}")
+    if not local.bfloat16 and compute == "float16":
+        found.append(f"computing in float16, with a scaled loss: {local.kind} has no units for bfloat16")
+    return found
 
 
 def _unavailable(platform: str, why: str) -> TrainkitError:
@@ -154,6 +171,13 @@ def _first(*reasons: tuple[object, str]) -> str | None:
 def require_precision(compute: str, device: Capabilities) -> None:
     """Raise TrainkitError if the device cannot multiply in `compute`."""
     capability = device.compute_capability
+    if compute == "bfloat16" and not _has_bfloat16(device):
+        raise TrainkitError(
+            f"bfloat16 needs an NVIDIA GPU of compute capability {_version_text(BFLOAT16_CAPABILITY)} or later; "
+            f"{device.kind} has {_version_text(capability)}",
+            where="precision.compute",
+            hint='precision.compute = "float16", which "auto" uses there, or "float32"',
+        )
     if compute == "fp8" and (device.platform != "gpu" or capability is None or capability < FP8_CAPABILITY):
         has = f"compute capability {_version_text(capability)}" if capability else "no units for it"
         least = _version_text(FP8_CAPABILITY)
@@ -162,6 +186,11 @@ def require_precision(compute: str, device: Capabilities) -> None:
             where="precision.compute",
             hint='precision.compute = "auto" uses the fastest dtype of this device',
         )
+
+
+def _has_bfloat16(device: Capabilities) -> bool:
+    """Return whether the device multiplies bfloat16; a GPU that is not NVIDIA's counts as one that does."""
+    return device.compute_capability is None or device.compute_capability >= BFLOAT16_CAPABILITY
 
 
 def capabilities() -> Capabilities:

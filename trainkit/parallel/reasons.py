@@ -62,6 +62,19 @@ def why_no_gpu(facts: GpuFacts | None = None) -> GpuReason:
     )  # fmt: skip
 
 
+def overlooked_gpu(facts: GpuFacts | None = None) -> GpuReason | None:
+    """Return why JAX uses the CPU though there is an NVIDIA GPU; None if there is none, or a person hides it.
+
+    `facts` are this machine's if None; where nothing of NVIDIA is found, they are not gathered.
+    """
+    if facts is None:
+        traces = shutil.which("nvidia-smi") or Path("/proc/driver/nvidia").exists() or _cards_on_the_bus()
+        if os.environ.get("JAX_PLATFORMS") or not traces:
+            return None
+        facts = gpu_facts()
+    return why_no_gpu(facts) if (facts.cards or facts.driver) and not _hidden(facts) and not _no_card(facts) else None
+
+
 def gpu_facts() -> GpuFacts:
     """Return the facts of this machine. Takes as long as `nvidia-smi`, if it is installed."""
     by_driver, variables = _cards_by_driver(), ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")

@@ -263,4 +263,6 @@ def count_in_steps(recipe: Recipe, plan: Plan) -> Recipe:
 def _compute(recipe: Recipe, devices: Devices) -> Compute:
     if recipe.precision.compute != "auto":
         return recipe.precision.compute
-    return "float32" if devices.platform == "cpu" else "bfloat16"
+    if devices.platform == "cpu":
+        return "float32"
+    return "bfloat16" if devices.bfloat16 else "float16"

@@ -38,6 +38,8 @@ class Devices:
     platform: str = "cpu"
     kind: str = "cpu"
     memory_bytes: int | None = None
+    bfloat16: bool = True
+    """Whether the devices multiply bfloat16: NVIDIA's do from Ampere on, which also have flash attention."""
 
     @property
     def supposed(self) -> bool:
@@ -271,7 +273,7 @@ def has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
     width = recipe.model.key_width
     if devices.platform == "tpu":  # Splash
         return width % 128 == 0 and recipe.data.positions % 128 == 0
-    return devices.platform == "gpu" and compute != "float32" and width % 8 == 0 and width <= 128
+    return devices.platform == "gpu" and devices.bfloat16 and compute != "float32" and width % 8 == 0 and width <= 128
 
 
 def activation_bytes(

@@ -20,6 +20,7 @@ from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
 from trainkit.infer.text_format import keep_tokenizer
 from trainkit.parallel import hosts
+from trainkit.parallel.devices import fallbacks
 from trainkit.plan import DataSize, Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
@@ -134,6 +135,8 @@ def prepare_training(
         if restart:
             restart.report(first=first, compares=recipe.task.least_rows > 1, log=log)
         log_plan(plan, built, total_steps=schedule.total_steps, log=log)
+        for message in fallbacks(plan.devices, platform=recipe.parallel.platform, compute=plan.compute):
+            log.write("log", step=log.step, level="warning", message=message)
         repeats = commands_to_repeat(start, schedule, first=first, log=log)
         if cache.tokenizer is not None and hosts.is_first():
             keep_tokenizer(cache.tokenizer, recipe, directory)

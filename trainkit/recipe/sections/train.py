@@ -141,9 +141,9 @@ class Precision(Spec):
     """How updated parameters are rounded to bfloat16: `nearest` loses small updates, `stochastic` keeps them on
     average. Only for `params = "bfloat16"` without an adapter."""
     compute: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
-    """Dtype in which matrices are multiplied; `auto` is bfloat16 on GPU and TPU and float32 on CPU. Softmax, norms and
-    losses are always float32. float16 adapts a scale of the loss to overflows; fp8 is used in linear layers, with
-    bfloat16 for everything else."""
+    """Dtype in which matrices are multiplied; `auto` is bfloat16 on GPU and TPU (float16 on NVIDIA's before Ampere) and
+    float32 on CPU. Softmax, norms and losses are always float32. float16 adapts a scale of the loss to overflows; fp8
+    is used in linear layers, with bfloat16 for everything else."""
 
     def check(self, model: ModelSpec, adapter: Adapter | None, *, compares: str | None) -> None:
         """Raise ValueError if fp8 is asked for, and does not reach most of the model or is too coarse.
