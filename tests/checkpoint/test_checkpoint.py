@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -472,6 +473,28 @@ def test_a_step_that_an_earlier_attempt_saved_is_replaced_by_what_this_one_has(t
     saver.close()
     assert bits(restore(at(tmp_path, 2), template())) == bits(state_at(9))
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_setting_aside_that_was_cut_off_is_finished_before_a_checkpoint_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    save(tmp_path, 1, 2, 3)
+    rename, left = Path.rename, iter(range(renames))
+
+    def killed(path: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        store.set_aside(store.directory_of(tmp_path), beyond=1)
+    store.clean(tmp_path)
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1]
+    aside = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("checkpoints/set-aside-*/*"))
+    assert aside == ["checkpoints/set-aside-1/2", "checkpoints/set-aside-1/3"]
+    assert not list(tmp_path.glob("checkpoints/.*"))
 
 
 def test_what_came_after_a_step_can_be_set_aside_and_is_not_lost(tmp_path: Path) -> None:

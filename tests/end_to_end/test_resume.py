@@ -10,7 +10,19 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer import BARE, Trainer, arrays, copied, edit_manifest, inputs_copied, losses, run_of, trainkit, workplace
+from trainer import (
+    BARE,
+    Trainer,
+    arrays,
+    copied,
+    edit_manifest,
+    inputs_copied,
+    killed_at,
+    losses,
+    run_of,
+    trainkit,
+    workplace,
+)
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import store
@@ -204,6 +216,14 @@ def test_resuming_a_longer_run_continues_and_from_an_older_step_sets_the_newer_a
     assert any(name.startswith("averages.") for name in arrays(run, STEPS))
     aside = [path.relative_to(run / "checkpoints") for path in (run / "checkpoints").glob("set-aside-*/*")]
     assert sorted(path.name for path in aside) == ["18", "24"]
+
+
+def test_once_the_log_says_that_a_run_went_back_to_a_step_no_later_checkpoint_is_used(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    killed_at("run_started 12", tmp_path, "resume", "tiny/12", "--plain")
+    assert store.newest(run).step == 12
 
 
 def test_with_the_optimisations_that_users_have_a_killed_run_ends_bit_for_bit_too(tmp_path: Path) -> None:

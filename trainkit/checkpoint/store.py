@@ -18,7 +18,7 @@ from trainkit.rundir import checkpoint_files
 from trainkit.rundir.directory import RECIPE, as_typed
 
 T = TypeVar("T")
-_WRITING, _REMOVING, _ASIDE = ".tmp-", ".trash-", "set-aside-"
+_WRITING, _REMOVING, _LEAVING, _ASIDE = ".tmp-", ".trash-", ".set-aside-beyond-", "set-aside-"
 
 
 @dataclass(frozen=True)
@@ -197,24 +197,42 @@ def clean(run_directory: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
         elif path.name.startswith(_REMOVING):
             shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(_LEAVING):
+            _move_into(path)
 
 
 def set_aside(directory: Path, *, beyond: int) -> list[int]:
     """Move what is named by a step after `beyond` into a new directory `set-aside-N`, and return the steps.
 
-    For a run that continues from an older checkpoint: later checkpoints and exports must not be taken for its own.
+    For a run that continues from an older checkpoint: later checkpoints and exports must not be taken for its own. If
+    the process is killed meanwhile, `clean` and the next call move the rest.
 
     Args:
         directory: holds a directory for each step, such as `runs/NAME/checkpoints`.
     """
+    for begun in directory.glob(f"{_LEAVING}*"):  # by a process that was killed
+        _move_into(begun)
+    if not any(int(path.name) > beyond for path in _numbered_directories(directory)):
+        return []
+    draft = directory / f"{_LEAVING}{beyond}"
+    draft.mkdir()
+    files.sync_directory(directory)
+    return _move_into(draft)
+
+
+def _move_into(draft: Path) -> list[int]:
+    """Move what is named by a later step than `draft` names into it, give it its final name, and return the steps.
+
+    The name of the draft says what to move, so that `clean` can finish it after the process was killed.
+    """
+    directory, beyond = draft.parent, int(draft.name.removeprefix(_LEAVING))
     later = [path for path in _numbered_directories(directory) if int(path.name) > beyond]
-    target = directory / f"{_ASIDE}{len(list(directory.glob(f'{_ASIDE}*'))) + 1}"
     for path in later:
-        target.mkdir(exist_ok=True)
-        path.rename(target / path.name)
-    if later:  # else a power cut brings the abandoned course back
-        files.sync_directory(target)
-        files.sync_directory(directory)
+        path.rename(draft / path.name)
+    numbers = [path.name.removeprefix(_ASIDE) for path in directory.glob(f"{_ASIDE}*")]
+    files.sync_directory(draft)  # else a power cut brings the abandoned course back
+    draft.rename(directory / f"{_ASIDE}{max((int(n) for n in numbers if n.isdecimal()), default=0) + 1}")
+    files.sync_directory(directory)
     return [int(path.name) for path in later]
 
 

@@ -196,8 +196,14 @@ def accept_start(
     forgotten: Sequence[IssuedCommand] = (),
     log: EventLog,
 ) -> None:
-    """Log where the attempt begins, and set the checkpoints of later steps aside: the restored state is accepted."""
-    manifest = initial.manifest
+    """Set the checkpoints of later steps aside and log where the attempt begins: the restored state is accepted.
+
+    In this order: whenever the process is killed, the next attempt continues where the log says or from this state.
+    """
+    manifest, moved = initial.manifest, list[int]()
+    if manifest and hosts.is_first() and (start.step is not None or initial.skipped):
+        # damaged ones too: kept beside whole ones they would push these out
+        moved = store.set_aside(store.directory_of(directory), beyond=manifest.step)
     if (manifest.step if manifest else 0) != log.step or forgotten:
         announce(log, loaded, start, resumed_from=manifest.step if manifest else None, forgotten=forgotten)
     if manifest is None:
@@ -208,10 +214,8 @@ def accept_start(
     if before != after:
         message = f"devices: {before} -> {after}; results agree to rounding, not bit for bit"
         log.write("log", step=log.step, level="warning", message=message)
-    if hosts.is_first() and (start.step is not None or initial.skipped):
-        # damaged ones too: kept beside whole ones they would push these out
-        for step in store.set_aside(store.directory_of(directory), beyond=manifest.step):
-            log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
+    for step in moved:
+        log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
 
 
 def _devices_in_words(kinds: list[str], axes: dict[str, int]) -> str:

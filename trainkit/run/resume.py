@@ -49,6 +49,7 @@ def prepare(
             file of the run is damaged.
     """
     with disk_errors(directory), hold_lock(directory):
+        store.clean(directory)
         newest = store.newest(directory)
         info = store.find(directory, step) if step is not None else newest
         check_tokenizer(directory, newest)
