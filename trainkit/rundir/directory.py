@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ JOB = "job.json"
 #: The errors of a disk that refuses to write: it is full, read-only, or belongs to somebody else.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"
+#: How often, and after how many seconds each, a lock is tried that a process without a name holds.
+_TRIES, _BETWEEN_TRIES = 10, 0.05
 
 
 def create(loaded: Loaded) -> Path:
@@ -173,21 +176,18 @@ def disk_errors(directory: Path, *, what: str = "the run", then: str | None = No
 def hold_lock(directory: Path) -> Iterator[None]:
     """Hold the run's lock within the block. The kernel releases it when the process ends, however it ends.
 
+    It is a lock on the file `lock`, which names this process, and one on the directory itself, where the file system
+    allows that: it excludes a second trainer even if the file was deleted.
+
     Raises:
         TrainkitError: another process is training this run.
     """
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    whole = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode().strip()
-            raise TrainkitError(
-                f"process {holder or '?'} is training this run",
-                where=str(directory),
-                hint=f"to watch it: trainkit watch {as_typed(directory)}"
-                f"   to stop it: trainkit send {as_typed(directory)} stop",
-            ) from None
+        _lock_for_training(fd, directory)
+        with suppress_unsupported():
+            _lock_for_training(fd, directory, whole)
         os.truncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         try:
@@ -195,21 +195,58 @@ def hold_lock(directory: Path) -> Iterator[None]:
         finally:
             os.truncate(fd, 0)  # a viewer takes the process named here for the trainer
     finally:
+        os.close(whole)
         os.close(fd)
+
+
+def _lock_for_training(fd: int, directory: Path, locked: int | None = None) -> None:
+    """Lock the file `fd`, or `locked`, for this process alone. Raises TrainkitError, which names the holder."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return fcntl.flock(fd if locked is None else locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode().strip()
+            if holder or not left:
+                break
+            time.sleep(_BETWEEN_TRIES)  # whoever asks whether the run is trained holds it for a moment, without a name
+    typed = as_typed(directory)
+    raise TrainkitError(
+        f"{f'process {holder}' if holder else 'another process'} is training this run",
+        where=str(directory),
+        hint=f"to watch it: trainkit watch {typed}   to stop it: trainkit send {typed} stop",
+    )
+
+
+@contextmanager
+def suppress_unsupported() -> Iterator[None]:
+    """Suppress the error of a file system that locks no directories, such as NFS; not that of one that is locked."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
+
+
+def lock_paths(directory: Path) -> tuple[Path, Path]:
+    """Return what `hold_lock` locks of a run: a file, which may be missing, and the directory."""
+    return directory / "lock", directory
 
 
 def is_training(directory: Path) -> bool:
     """Return whether a process holds the run's lock."""
-    try:
-        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    for path in lock_paths(directory):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            with suppress_unsupported():
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
+from trainkit.rundir.directory import lock_paths, suppress_unsupported
 from trainkit.rundir.summary import ENDED, SummaryReader, is_run
 
 
@@ -81,23 +83,22 @@ class _Lock:
     """The run's lock, if no trainer holds it; the kernel lets go of a trainer's when that dies."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / "lock"
+        self._paths, self._opened = lock_paths(run), list[int]()
 
     def __enter__(self) -> bool:
-        try:
-            self._fd: int | None = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._fd = None
-            return True
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                self._opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                try:
+                    with suppress_unsupported():
+                        fcntl.flock(self._opened[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
         return True
 
     def __exit__(self, *error: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
+        for fd in self._opened:
+            os.close(fd)
 
 
 def _at_work(where: str, name: str) -> TrainkitError:
