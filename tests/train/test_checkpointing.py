@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,13 @@ from checkpoint_child import FACTS
 
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events import held
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import agreement, hosts
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import BestMark
+from trainkit.rundir.directory import RunMoved
 from trainkit.train import checkpointing
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.state import State, initial_live
@@ -184,3 +188,69 @@ def test_a_lack_of_memory_while_a_checkpoint_is_written_is_a_failed_save_that_is
     ours.close()
     assert kinds(tmp_path) == {1: "permanent"}
     assert any("no memory" in event["message"] for event in read(tmp_path) if event["type"] == "alert")
+
+
+@contextlib.contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch, log: EventLog) -> Iterator[None]:
+    """Let the disk refuse the lines of the log, and nothing else."""
+    write = os.write
+
+    def refuse(fd: int, data: bytes) -> int:
+        if fd == log._fd:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        yield
+
+
+def test_lines_that_the_disk_refuses_are_kept_and_written_in_order_and_nothing_is_saved_before_them(
+    tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = saving(tmp_path, log, keep_every=1)
+    log.write("step", step=1, metrics={})
+    with refusing(monkeypatch, log):
+        for step in (2, 3):
+            log.write("step", step=step, metrics={})
+        assert ours.save(state_of(3), 3)
+        assert [event["step"] for event in read(tmp_path)] == [1]
+    assert ours.save(state_of(3), 3)
+    ours.close()
+    assert kinds(tmp_path) == {3: "permanent"}
+    events = read(tmp_path)
+    assert [event["step"] for event in events if event["type"] == "step"] == [1, 2, 3]
+    refused, not_saved, written = [event for event in events if event["type"] == "alert"]
+    assert refused["message"].startswith("the log cannot be written: Input/output error; training continues")
+    assert not_saved["kind"] == "checkpoint" and "the log cannot be written: Input/output error" in not_saved["message"]
+    assert written["message"].startswith("the log is written again")
+
+
+def test_lines_are_kept_up_to_a_bound(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MOST", 1000)
+    log.write("step", step=1, metrics={})
+    with refusing(monkeypatch, log), pytest.raises(OSError, match="Input/output error"):
+        for step in range(2, 100):
+            log.write("step", step=step, metrics={})
+    assert 3 < step < 20
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_is_saved_where_a_run_was_deleted_or_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    log = EventLog(run, attempt=1)
+    ours = saving(run, log, keep_every=1)
+    run.rename(tmp_path / "moved")
+    if replaced:
+        run.mkdir()
+        (run / "events.jsonl").touch()
+    monkeypatch.setattr(checkpointing.time, "sleep", pytest.fail)
+    for save in (ours.save, ours.save_and_wait):
+        with pytest.raises(RunMoved, match="deleted or moved"):
+            save(state_of(1), 1, last=True)
+    ours.close()
+    log.close()
+    assert run.exists() == replaced and not (run / "checkpoints").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -193,6 +194,8 @@ class Saver:
 
     def _begin(self, root: Path, manifest: Manifest, created: Created) -> Any:
         """Make room on the disk, create the arrays and return them."""
+        if not self._run.is_dir():  # it is not made again: nobody would look for a checkpoint there
+            raise FileNotFoundError(errno.ENOENT, "the run's directory was deleted or moved")
         if not self._has_room(manifest.bytes):
             # better to remove an older checkpoint first than to have no newer one
             store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())

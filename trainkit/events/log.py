@@ -18,6 +18,7 @@ from typing import Any
 
 from trainkit import files
 from trainkit.events.attempts import CurrentEvents, current_events
+from trainkit.events.held import HeldLines
 from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
@@ -26,6 +27,8 @@ NAME = "events.jsonl"
 STEP = b'{"type": "step"'
 #: No line of a trainer is as long; readers skip a longer one in parts, so that it takes no more memory than this.
 LONGEST_LINE = 1 << 24
+#: Seconds before each further try to write what the disk has refused at the end of an attempt.
+RETRY_AFTER = (1.0, 3.0, 10.0)
 #: Kinds of events that may be about a step before the present one.
 _OF_EARLIER_STEPS = ("checkpoint_saved", "exported", "cache_progress")
 
@@ -34,7 +37,8 @@ class EventLog:
     """Appends events to a run's log, and keeps the log's index.
 
     `echo` is called with every event written, for projections in the same process. The alerts that `watch` returns for
-    an event, as (kind, message), are written after it.
+    an event, as (kind, message), are written after it. Once a step is in the log, lines that the disk refuses are kept
+    and written later: an alert says so, and no checkpoint is saved meanwhile.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class EventLog:
         #: The attempt's present step. Events about earlier steps, such as the end of a checkpoint or an export, do not
         #: change it.
         self.step = 0
-        self._echo, self._watch = echo, watch
+        self._echo, self._watch, self._held = echo, watch, HeldLines()
         self._writing = threading.Lock()  # caching reports its progress while training continues
         self._path = run_directory / NAME
         self._torn = _ends_torn(self._path)
@@ -75,10 +79,12 @@ class EventLog:
         with self._writing:
             event["t"] = round(time.time(), 3)  # within the lock, so that times never decrease from line to line
             line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
-            self._index.add(event, self._append(line), line)
+            self._held.keeps |= kind == "step"
+            self._held.add(event, line)
+            message = self._held.write(self._append_event)
             if self._echo:
                 self._echo(event)
-            alerts = self._watch(event)
+            alerts = ([("log", message)] if message else []) + self._watch(event)
         for alert, message in alerts:
             self.write("alert", step=step, kind=alert, message=message)
 
@@ -87,10 +93,40 @@ class EventLog:
         with self._writing:
             return self._size, files.as_digits(self._checksum)
 
+    def is_in_place(self) -> bool:
+        """Return whether the run's directory still has this log: False if it was deleted, moved or replaced."""
+        try:
+            return file_of(self._path.stat()) == file_of(os.fstat(self._fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # the disk does not answer
+            return True
+
+    def why_incomplete(self) -> str | None:
+        """Try to write the lines that the disk refused; return why it refuses them, or None if all are written."""
+        with self._writing:
+            message = self._held.write(self._append_event)
+        if message:
+            self.write("alert", step=self.step, kind="log", message=message)
+        return None if self._held.problem is None else os.strerror(self._held.problem.errno or 0)
+
+    def complete(self) -> None:
+        """Return once every line is written. Raises OSError if the disk refuses for as long as `RETRY_AFTER` says."""
+        for seconds in RETRY_AFTER:
+            if self.why_incomplete() is None:
+                return
+            time.sleep(seconds)
+        if self.why_incomplete() is not None:
+            assert self._held.problem is not None
+            raise self._held.problem
+
     def close(self) -> None:
         """Close the log and its index."""
         self._index.close()
         os.close(self._fd)
+
+    def _append_event(self, event: Event, line: bytes) -> None:
+        self._index.add(event, self._append(line), line)
 
     def _append(self, line: bytes) -> int:
         """Write a line, and end a torn line before it; return the byte at which the line begins.
@@ -120,6 +156,11 @@ class SilentLog(EventLog):
 
     def mark(self) -> None:
         return None
+
+    def is_in_place(self) -> bool:
+        return True
+
+    def complete(self) -> None: ...
 
     def close(self) -> None: ...
 

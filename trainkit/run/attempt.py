@@ -25,7 +25,7 @@ from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic, prepare_gpus
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
-from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of, restore_recipe
+from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
 from trainkit.train.signals import Signals, StopBeforeTraining
 
 #: The output of the trainer, in the run's directory.
@@ -121,6 +121,8 @@ def _run_to_end(
 ) -> int:
     def end(status: str, code: int, message: str) -> int:
         log.write("run_finished", step=log.step, status=status, exit_code=code, message=message)
+        if code != FAILED:  # a failure is reported anyway
+            log.complete()
         return code
 
     def fail(error: BaseException, status: str, code: int, message: str) -> NoReturn:
@@ -156,6 +158,8 @@ def _run_to_end(
             from trainkit.run.setup import train
 
         loop_end = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+        if not log.is_in_place():
+            raise RunMoved(directory)
     except StopBeforeTraining:
         return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
     except TrainkitError as unplaced:

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.held import PASSING
 from trainkit.events.log import of_kinds
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import dumps
@@ -26,11 +27,23 @@ EXPORTS = "exports"
 SWEEP = "sweep.json"
 #: In the directory of a run that a job of Slurm began: which one.
 JOB = "job.json"
-#: The errors of a disk that refuses to write: it is full, read-only, or belongs to somebody else.
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+#: The errors of a disk that refuses to write: it is full, read-only, failing, or belongs to somebody else.
+_REFUSALS = (*PASSING, errno.EFBIG, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"
 #: How often, and after how many seconds each, a lock is tried that a process without a name holds.
 _TRIES, _BETWEEN_TRIES = 10, 0.05
+
+
+class RunMoved(TrainkitError):
+    """The run's directory was deleted, moved or replaced under its trainer, so that nothing can be saved in it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            "the run's directory was deleted or moved while it trained: what it had not saved is lost",
+            where=str(directory),
+            hint="if it was moved, resume it where it is now: trainkit resume RUN",
+            exit_code=FAILED,
+        )
 
 
 def create(loaded: Loaded) -> Path:

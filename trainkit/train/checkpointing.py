@@ -12,12 +12,13 @@ from trainkit.checkpoint import store
 from trainkit.checkpoint.manifest import KINDS, Kind
 from trainkit.checkpoint.provenance import Provenance
 from trainkit.checkpoint.saver import Saved, Saver
-from trainkit.errors import TrainkitError
-from trainkit.events.log import EventLog
+from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.log import RETRY_AFTER, EventLog
 from trainkit.parallel import hosts
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import BestMark
+from trainkit.rundir.directory import RunMoved
 from trainkit.train.state import State, without_frozen
 
 
@@ -35,10 +36,6 @@ class CheckpointReader(Protocol):
 
     def poll(self) -> None:
         """Check on its work. Does not wait."""
-
-
-#: Seconds before each further try to write the last checkpoint of an attempt.
-RETRY_AFTER = (1.0, 3.0, 10.0)
 
 
 def _now() -> float:
@@ -154,7 +151,7 @@ class Checkpointing:
                 return
             except TrainkitError as error:
                 self._saved_step = None
-                if isinstance(error, hosts.ProcessFailed):
+                if isinstance(error, hosts.ProcessFailed | RunMoved):
                     raise
                 if seconds is None:
                     raise CheckpointNotWritten(
@@ -182,6 +179,7 @@ class Checkpointing:
         with self._alert_on_failure():  # the previous save
             self._saver.wait()
         self._log.write("checkpoint_started", step=step, kind=kind)
+        self._require_log()
         self._saved_step, self._saved_kind, self._last_time = step, kind, _now()
         try:
             self._saver.save(without_frozen(state), step=step, kind=kind, provenance=self._provenance(last))
@@ -189,13 +187,23 @@ class Checkpointing:
             self._saved_step = None
             raise
 
+    def _require_log(self) -> None:
+        """Raise TrainkitError unless the log is in its place and holds every step so far, in all processes alike."""
+        in_place, problem = hosts.from_first(lambda: (self._log.is_in_place(), self._log.why_incomplete()))
+        if not in_place:
+            raise RunMoved(self._directory)
+        if problem:
+            hint = "make room or make it writable, then: trainkit resume RUN"
+            message = f"the log cannot be written: {problem}"
+            raise TrainkitError(message, where=str(self._directory), hint=hint, exit_code=FAILED)
+
     @contextmanager
     def _alert_on_failure(self) -> Iterator[None]:
         try:
             yield
         except TrainkitError as error:
             self._saved_step = None
-            if isinstance(error, hosts.ProcessFailed):  # the run ends, in all processes alike
+            if isinstance(error, hosts.ProcessFailed | RunMoved):  # the run ends, in all processes alike
                 raise
             self._alert(error, "the next save tries again")
 

@@ -15,6 +15,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.parallel import agreement, hosts
 from trainkit.recipe import Recipe
+from trainkit.rundir.directory import RunMoved
 from trainkit.rundir.owed import NOTHING, Owed, falls_on
 from trainkit.train.best import BestSoFar
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
@@ -99,6 +100,7 @@ def train(state: State, job: Job) -> Outcome:
 
     Raises:
         CheckpointNotWritten: every try to write the last checkpoint failed.
+        RunMoved: the run's directory is gone.
     """
     first = step = int(state.step)
     try:
@@ -138,7 +140,7 @@ def train(state: State, job: Job) -> Outcome:
         last = step == job.schedule.total_steps or job.best.exhausted
         if step > first or stop or job.best.exhausted:
             job.checkpointing.save_and_wait(state, step, last=last)
-    except (NotFinite, CheckpointNotWritten):
+    except (NotFinite, CheckpointNotWritten, RunMoved):
         raise
     except (Exception, hosts.FirstFailed) as error:
         if hosts.count() > 1 and isinstance(error, JaxRuntimeError):
