@@ -26,7 +26,7 @@ from trainkit.parallel.xla import make_deterministic, prepare_gpus
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
-from trainkit.train.signals import Signals, StopBeforeTraining
+from trainkit.train.signals import Signals, StopBeforeTraining, leave
 
 #: The output of the trainer, in the run's directory.
 LOG = "trainer.log"
@@ -78,17 +78,20 @@ def attempt(
     """
     signal = Signals()
     try:
-        with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
-            loaded = loaded or recipe_of(directory)
-            number = hosts.from_first(lambda: last_attempt(directory) + 1)
-            log = (
-                EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
-                if hosts.is_first()
-                else SilentLog(attempt=number)
-            )
-            with contextlib.ExitStack() as afterwards:
-                afterwards.callback(log.close)
-                return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+        try:
+            with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
+                loaded = loaded or recipe_of(directory)
+                number = hosts.from_first(lambda: last_attempt(directory) + 1)
+                log = (
+                    EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
+                    if hosts.is_first()
+                    else SilentLog(attempt=number)
+                )
+                with contextlib.ExitStack() as afterwards:
+                    afterwards.callback(log.close)
+                    return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+        finally:
+            signal.over = True
     except StopBeforeTraining:  # before the attempt was announced, or once more while it ended
         return signal.exit_code
 
@@ -131,6 +134,10 @@ def _run_to_end(
             end(status, code, message)
         raise error
 
+    def stop() -> int:
+        with signal.defer():
+            return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
+
     if hosts.is_first():
         store.clean(directory)
     # the attempt before this one has ended, as this process holds the lock; if its end is not in the log, it crashed
@@ -154,15 +161,17 @@ def _run_to_end(
         if loaded.recipe.parallel.platform in ("auto", "gpu"):
             for message in prepare_gpus(processes=hosts.count()):
                 log.write("log", step=log.step, level="info", message=message)
-        with _imports_that_stay():
+        with signal.defer(), _imports_that_stay():
             from trainkit.run.setup import train
 
         loop_end = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
         if not log.is_in_place():
             raise RunMoved(directory)
     except StopBeforeTraining:
-        return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
+        return stop()
     except TrainkitError as unplaced:
+        if signal.ends_preparations:
+            return stop()
         placed = locate_error(unplaced, loaded)
         placed.__cause__ = unplaced
         if placed.exit_code != WRONG_INPUT or signal.training:
@@ -174,9 +183,13 @@ def _run_to_end(
         fail(placed, status_before, WRONG_INPUT, str(placed))
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
+            if not signal.training:
+                return stop()
             end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
         raise
     except BaseException as error:
+        if signal.ends_preparations:  # as when it interrupted an import in C
+            return stop()
         fail(error, "failed", FAILED, f"{type(error).__name__}: {error}")
     hosts.end_together()
     if loop_end.done:
@@ -204,7 +217,9 @@ def main(arguments: list[str]) -> int:
     except TrainkitError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

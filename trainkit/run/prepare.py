@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,7 @@ from trainkit.train.planning import log_plan, log_program, plan_of, previous_cho
 from trainkit.train.profile import check_steps
 from trainkit.train.program import Program, compile_smaller, fit_program, with_statistics
 from trainkit.train.reference import Reference, attach_reference, check_reference
+from trainkit.train.signals import COMPILING, StopBeforeTraining
 from trainkit.train.state import State
 
 
@@ -106,19 +108,17 @@ def prepare_training(
         check_data()
     built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
     stop = Stop()
-    with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
-        leaving.callback(stop.set)  # an exception waits for the present compilation, and for no other
+
+    def compile_all() -> Program:
+        program = compiler(recipe, plan, built, layouts)
+        return with_statistics(program, layouts) if measures else program
+
+    # A resumed attempt computes with the choice of the attempt before it.
+    compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=not was_chosen)
+    layouts = data.layouts()
+    measures = restart is None or restart.measures
+    with _in_background(compile_all, stop) as compiling:
         # XLA compiles without the interpreter's lock, so the state is made or restored meanwhile.
-        # A resumed attempt computes with the choice of the attempt before it.
-        compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=not was_chosen)
-        layouts = data.layouts()
-        measures = restart is None or restart.measures
-
-        def compile_all() -> Program:
-            program = compiler(recipe, plan, built, layouts)
-            return with_statistics(program, layouts) if measures else program
-
-        compiling = thread.submit(compile_all)
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
         first = int(initial.state.step)
@@ -150,6 +150,34 @@ def prepare_training(
     with explain_out_of_memory("the reference model", program.plan, recipe):
         attach_reference(directory, recipe, cache, data, program, state, check=check_data, log=log)
     return Ready(program, state, schedule, repeats)
+
+
+@contextlib.contextmanager
+def _in_background(work: Callable[[], Program], stop: Stop) -> Iterator[Future[Program]]:
+    """Yield what will hold the result of `work`, which a thread does meanwhile.
+
+    An error in the block waits for the present compilation, and for no other; a signal waits for none: the process
+    ends (see `signals.leave`).
+    """
+    future: Future[Program] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised by `Future.result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=COMPILING, daemon=True).start()
+    try:
+        yield future
+    except (StopBeforeTraining, KeyboardInterrupt):
+        raise
+    except BaseException:
+        stop.set()
+        wait([future])
+        raise
+    finally:
+        stop.set()
 
 
 def _plan(

@@ -1,11 +1,22 @@
-"""SIGTERM and SIGINT: the run finishes its step, saves, and ends with an exit code that says so."""
+"""SIGTERM, SIGINT and SIGHUP: the run finishes its step, saves, and ends with an exit code that says so."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 from trainkit.errors import INTERRUPTED, STOPPED_EARLY
+
+#: The signals that ask a run to end. SIGHUP comes when the terminal of a trainer in the foreground is closed.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: The name of the thread that compiles, for which nobody waits after a signal.
+COMPILING = "compile"
 
 
 class StopBeforeTraining(BaseException):
@@ -20,8 +31,12 @@ class Signals:
         self.count = 0
         #: Whether preparations are over, so that steps may have been trained.
         self.training = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._receive)
+        #: Whether the attempt has ended, so that a signal can change nothing.
+        self.over = False
+        self._deferring = self._interrupted_twice = False
+        for number in ENDING:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._receive)
 
     def training_begins(self) -> None:
         """From now on handle signals between steps. Until now they ended the preparations at once.
@@ -33,16 +48,53 @@ class Signals:
         if self.received:
             raise StopBeforeTraining
 
+    @contextlib.contextmanager
+    def defer(self) -> Iterator[None]:
+        """Handle a signal that comes within the block at its end: what it would interrupt cannot be interrupted."""
+        before, self._deferring = self.count, True
+        try:
+            yield
+        finally:
+            self._deferring = False
+        if self.count > before:
+            self._act()
+
     @property
     def exit_code(self) -> int:
         """Return the exit code for the signal that was received."""
         return INTERRUPTED if self.received == signal.SIGINT else STOPPED_EARLY
 
+    @property
+    def ends_preparations(self) -> bool:
+        """Return whether a signal came before the first step, so that any error may be a consequence of it."""
+        return self.received is not None and not self.training
+
     def _receive(self, number: int, _: FrameType | None) -> None:
-        again = self.received == number == signal.SIGINT
+        self._interrupted_twice |= self.received == number == signal.SIGINT
         self.received = number
         self.count += 1
-        if again:
-            signal.default_int_handler(number, _)
+        if not self._deferring:
+            self._act()
+
+    def _act(self) -> None:
+        if self.over:
+            return
+        if self._interrupted_twice:
+            raise KeyboardInterrupt
         if not self.training:
             raise StopBeforeTraining
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with this exit code, which no signal changes any more.
+
+    If a compilation still runs, the interpreter is not torn down: XLA would call into it, and abort.
+    """
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    if any(thread.name == COMPILING for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
