@@ -41,16 +41,31 @@ def main() -> NoReturn:
     # XLA calls LAPACK from threads of its own; those that wait inside OpenBLAS take the processor from all others:
     # a QR decomposition on a busy machine took twelve times the CPU time
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _open_missing_streams()
     _raise_descriptor_limit()
     code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # the reader of our results has gone; without this the interpreter complains when it flushes at exit
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            _print_error(f"the output cannot be written: {error.strerror}")
+            code = code or FAILED
+        # without this the interpreter complains when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if hosts := sys.modules.get("trainkit.parallel.hosts"):
         hosts.leave(code)
+    if signals := sys.modules.get("trainkit.train.signals"):  # the process trained
+        signals.leave(code)
     sys.exit(code)
+
+
+def _open_missing_streams() -> None:
+    """Let stdin, stdout and stderr be /dev/null if they are closed, so that no file of a run gets their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            nothing = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(nothing, mode, closefd=False))  # noqa: SIM115 - for as long as the process lives
 
 
 def _raise_descriptor_limit() -> None:
@@ -66,9 +81,9 @@ def _raise_descriptor_limit() -> None:
 
 
 def _run() -> int:
-    from trainkit.cli.app import app
-
     try:
+        from trainkit.cli.app import app
+
         app(prog_name="trainkit")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
@@ -93,5 +108,6 @@ def _print_error(message: str) -> None:
 
         traceback.print_exc()
 
-    # a file's name or a recipe's text must not move the cursor
-    print(f"error: {neutralise(message, flowing=True)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may have gone
+        # a file's name or a recipe's text must not move the cursor
+        print(f"error: {neutralise(message, flowing=True)}", file=sys.stderr)

@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import trainkit
-from trainkit.errors import TrainkitError
+from trainkit.errors import FAILED, TrainkitError
 
 #: Every command and the first line of its docstring, in the order of the help, which loads no command to show them.
 COMMANDS = {
@@ -119,11 +119,21 @@ def _show(result: Result, **options: Any) -> None:
     if isinstance(result, int):
         code = result
     elif isinstance(result, str):
-        print(result)
+        _print(result)
     elif result is not None:
         for line in result:
-            print(line)
+            _print(line)
     raise typer.Exit(code)
+
+
+def _print(text: str) -> None:
+    """Print a result. Raises BrokenPipeError, and TrainkitError if stdout takes no more, as on a full disk."""
+    try:
+        print(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TrainkitError(f"the output cannot be written: {error.strerror}", exit_code=FAILED) from error
 
 
 app = typer.Typer(

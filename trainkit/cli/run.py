@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -192,8 +193,8 @@ def _with_restarts(directory: Path, start: Start, *, json: bool, restarts: int) 
 class EventPrinter:
     """Prints each event that it is called with as lines for people or as JSON, and adds them to `trainer.log`.
 
-    `trainkit.cli` prints the error that ends a run, on stderr; this class does not. If the reader of stdout goes away,
-    the run continues.
+    `trainkit.cli` prints the error that ends a run, on stderr; this class does not. If stdout takes no more, because
+    its reader has gone or a disk is full, the run continues without it.
     """
 
     def __init__(self, directory: Path, *, as_json: bool) -> None:
@@ -221,10 +222,12 @@ class EventPrinter:
         is_error = event["type"] == "run_finished" and event["exit_code"] in (FAILED, WRONG_INPUT)
         shown = len(lines) - 1 if self._plain and is_error else len(lines)
         for number, line in enumerate(lines):
-            self._file.write(f"{line}\n".encode(errors="replace"))
+            with contextlib.suppress(OSError):  # a copy of what the log has
+                self._file.write(f"{line}\n".encode(errors="replace"))
             if self._has_reader and number < shown:
                 try:
                     print(line, flush=True)
-                except BrokenPipeError:
+                except OSError:  # the reader or the terminal has gone, or the disk is full
                     self._has_reader = False
-                    sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - the interpreter flushes stdout when it exits
+                    # also for what is left in the buffer, which the interpreter flushes when it exits
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
