@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from trainer import RECIPE, Trainer, arrays, trainkit, workplace
+from trainer import RECIPE, Trainer, arrays, copied, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.events.commands import Command
@@ -59,7 +59,19 @@ def test_an_evaluation_that_is_cut_off_at_the_last_step_is_done_by_the_attempt_t
     assert arrays(run, STEPS) == arrays(uninterrupted, STEPS)
     assert read(run)[-1]["status"] == "finished"
     again = trainkit(tmp_path, "resume", "tiny", "--plain")
-    assert again.returncode == 2 and "the run is finished" in again.stderr
+    assert again.returncode == 0 and "the run is finished" in again.stderr, "a loop of retries ends"
+
+
+def test_a_run_that_was_killed_before_it_said_that_it_is_finished_says_so_once_resumed(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    log = run / "events.jsonl"
+    log.write_text("".join(line for line in log.open() if '"run_finished"' not in line))
+    done = trainkit(tmp_path, "resume", "tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    assert read(run)[-1]["status"] == "finished"
+    assert results(run) == results(uninterrupted) and arrays(run, STEPS) == arrays(uninterrupted, STEPS)
 
 
 def test_an_error_of_caching_in_the_background_ends_the_run_at_once_with_a_checkpoint(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def _show(result: Result, **options: Any) -> None:
     raise typer.Exit(code)
 
 
-def _print(text: str) -> None:
+def _print(text: object) -> None:
     """Print a result. Raises BrokenPipeError, and TrainkitError if stdout takes no more, as on a full disk."""
     try:
         print(text)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RunOrStep
+from trainkit.errors import DONE, TrainkitError
+from trainkit.text import neutralise
 
 if TYPE_CHECKING:
     from trainkit.run.resume import Resumption
@@ -64,6 +66,12 @@ def resume(
         prepared.append(resumption)
         return resumption.start
 
-    start = replace(hosts.from_first(start_of), profile=steps)
+    try:
+        start = replace(hosts.from_first(start_of), profile=steps)
+    except TrainkitError as finished:
+        if finished.exit_code != DONE:
+            raise
+        print(neutralise(str(finished), flowing=True), file=sys.stderr)  # so that a loop of retries ends
+        return DONE
     loaded = prepared[0].loaded if prepared else recipe_of(directory)
     return follow(directory, start, loaded, plain=plain, json=json, detach=detach)

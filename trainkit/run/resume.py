@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.checkpoint import store
-from trainkit.errors import TrainkitError
+from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import last_attempt, of_kinds
+from trainkit.events.log import last_attempt, last_end, of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded
@@ -44,9 +44,9 @@ def prepare(
     """Check that the run can continue from `step` (None: the newest checkpoint) and put its changed recipe in place.
 
     Raises:
-        TrainkitError: another process trains it, it is finished, the checkpoint does not exist, a key changed that must
-            not, by `overrides` or in recipe.toml, the learning rate would rise and `raise_rate` does not allow it, or a
-            file of the run is damaged.
+        TrainkitError: another process trains it, it is finished (with exit code 0 if nothing else was asked for), the
+            checkpoint does not exist, a key changed that must not, by `overrides` or in recipe.toml, the learning rate
+            would rise and `raise_rate` does not allow it, or a file of the run is damaged.
     """
     with disk_errors(directory), hold_lock(directory):
         store.clean(directory)
@@ -61,7 +61,8 @@ def prepare(
         checked = [difference for difference in changed if difference.key not in moved]
         check_changes(old.recipe, new.recipe, checked, reset_optimizer=reset_optimizer)
         if info and info.manifest.kind == "final" and not _has_work_left(directory, new.recipe, info.step, changed):
-            raise _is_finished(directory, new.recipe, info.step)
+            asks = overrides or step is not None or reset_optimizer or forget_commands or raise_rate
+            raise _is_finished(directory, new.recipe, info.step, exit_code=WRONG_INPUT if asks else DONE)
         at = info.step if info else 0
         rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
         if differences(present.recipe, new.recipe) or new.changed_plugins:
@@ -74,7 +75,7 @@ def prepare(
     return Resumption(start, new, tuple(notes))
 
 
-def _is_finished(directory: Path, recipe: Recipe, last: int) -> TrainkitError:
+def _is_finished(directory: Path, recipe: Recipe, last: int, *, exit_code: int) -> TrainkitError:
     """Return the error about a run that ended at step `last` and has no work left."""
     best, train = best_so_far(directory, recipe, until=last), recipe.train
     if train.is_timed and not best.exhausted:
@@ -84,6 +85,7 @@ def _is_finished(directory: Path, recipe: Recipe, last: int) -> TrainkitError:
             where=str(directory),
             hint="to train it longer, continue from a checkpoint before its decay:"
             f" trainkit resume RUN/STEP --forget-commands --set train.{key}=…",
+            exit_code=exit_code,
         )
     longer = ["--set evaluate.patience=…"] if best.exhausted else []
     *_, total = (event.get("total_steps") or 0 for event in of_kinds(directory, "planned"))
@@ -94,6 +96,7 @@ def _is_finished(directory: Path, recipe: Recipe, last: int) -> TrainkitError:
         f"the run is finished: its last step was {last}" + f"; it {best.reason}" * best.exhausted,
         where=str(directory),
         hint=f"to train it longer: {' '.join(longer)}   to continue from an earlier checkpoint: RUN/STEP",
+        exit_code=exit_code,
     )
 
 
@@ -101,7 +104,8 @@ def _has_work_left(directory: Path, recipe: Recipe, last: int, changed: list[Dif
     """Return whether a run with a final checkpoint of step `last` is longer now, or its end was cut off."""
     exported = not recipe.export or (directory / EXPORTS / str(last)).exists()
     return (
-        not exported
+        last_end(directory) != "finished"  # it was killed before it said so
+        or not exported
         or _is_longer(directory, recipe, last, changed)
         or bool(find_owed(directory, recipe, last, last=True))
     )
