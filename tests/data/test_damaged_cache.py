@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -86,6 +87,24 @@ def test_a_shard_is_compared_with_its_checksum_when_it_is_first_used_and_once(tm
     for step in range(data.examples):
         data.batch(step)
     assert len(compared) == len(set(compared)) == 12
+
+
+@pytest.mark.parametrize("encoding", ["concatenate", "windows", "pack", "pad"])
+def test_a_shard_that_is_cut_off_while_it_is_in_use_is_an_error_and_one_that_is_deleted_is_read_on(tmp_path, encoding):
+    files = room.write_texts(tmp_path / "text", 12) / "*/*.txt"
+    recipe = room.recipe(tmp_path, files, shuffle=False, encoding={"type": encoding})
+    cache = caches.build(recipe)
+    data, path = TrainSet(cache, recipe), shards.path_of(cache.directory, cache.shards[0].key)
+    whole, content = data.batch(0), path.read_bytes()
+    path.unlink()
+    np.testing.assert_array_equal(data.batch(0)["tokens"], whole["tokens"])
+    path.write_bytes(content)
+    data = TrainSet(caches.build(recipe), recipe)
+    data.batch(0)
+    os.truncate(path, 1)
+    with pytest.raises(TrainkitError, match="it has 1 bytes instead of") as refused:
+        data.batch(0)
+    assert refused.value.where == str(path) and refused.value.exit_code == FAILED
 
 
 def test_no_flipped_bit_of_a_ledger_or_of_a_note_of_a_shard_changes_what_is_read(tmp_path):

@@ -301,6 +301,18 @@ def check(cache: Path, shard: Shard) -> None:
         _CHECKED[path] = seen
 
 
+def has_changed(cache: Path, shard: Shard) -> bool:
+    """Return whether the file of a shard was written to since `check`; reading the map of one that was cut off would
+    kill the process. A file that was deleted or replaced does not matter: its map stays whole."""
+    path = path_of(cache, shard.key)
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    _, inode, *content = _CHECKED.get(path, (0, -1))
+    return status.st_ino == inode and [status.st_size, status.st_mtime_ns] != content
+
+
 def open_arrays(cache: Path, shard: Shard) -> Arrays:
     """Return the arrays of a shard, mapped into memory. Raises OSError or ValueError if its file is gone or cut off."""
     types = [

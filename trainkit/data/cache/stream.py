@@ -134,7 +134,7 @@ class Stream:
         return self._arrays[number].label_at(start - int(self._firsts[number]))
 
     def arrays(self, number: int) -> Arrays:
-        """Return the arrays of a section's whole shard, after comparing it with its checksum the first time.
+        """Return the arrays of a section's whole shard, after comparing it with its checksum if it may have changed.
 
         Raises TrainkitError if it is damaged.
         """
@@ -153,8 +153,7 @@ class Stream:
         Rows are gathered one by one, as bytes: with many shards no numpy operation on all rows is faster.
         """
         self._map()
-        if self._unchecked:
-            self._check_windows(starts, width)
+        self._check_windows(starts, width)
         item, size = self.dtype.itemsize, width * self.dtype.itemsize
         views, sizes, firsts = self._bytes, self._sizes, self._first_bytes
         rows: list[memoryview | bytes] = []
@@ -178,8 +177,7 @@ class Stream:
         """Return the marks of the same tokens, uint8 (n, width); `LEARNED` where a shard has none."""
         self._map()
         rows = np.full((len(starts), width), shards.LEARNED, np.uint8)
-        if self._unchecked:
-            self._check_windows(starts, width)
+        self._check_windows(starts, width)
         which = np.searchsorted(self._firsts, starts, side="right") - 1
         for row, number, start in zip(rows, which.tolist(), (starts - self._firsts[which]).tolist(), strict=True):
             filled = 0
@@ -262,16 +260,16 @@ class Stream:
                 self._check(number)
 
     def _check(self, number: int) -> None:
-        """Compare the shard of a section with its checksum, if that was not done yet.
+        """Compare the shard of a section with its checksum, if that was not done since its file was written to.
 
         Raises TrainkitError if it is damaged: to train on it would be to train on other data without knowing.
         """
-        if number not in self._unchecked:
+        shard = self.sections[number].shard
+        if number not in self._unchecked and not shards.has_changed(self._cache, shard):
             return
         with self._checking:
-            if number in self._unchecked:
-                self._refuse_unreadable(shards.check, self.sections[number].shard)
-                self._unchecked.discard(number)
+            self._refuse_unreadable(shards.check, shard)
+            self._unchecked.discard(number)
 
     def open(self, shard: Shard) -> Arrays:
         """Map a shard into memory. Raises TrainkitError."""
