@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.events.alerts import CALM, ENOUGH, RISING, SHARES, Alert, Watch, _Window, disk_alert
+from trainkit.events.alerts import CALM, ENOUGH, RISING, SHARES, Alert, Watch, _Window
 from trainkit.events.log import NAME, EventLog, Tail, read
 from trainkit.events.schema import Event
 
@@ -214,12 +214,6 @@ def test_a_window_knows_the_median_and_the_mad_of_its_last_values(values: list[f
         median = statistics.median_high(last)
         assert len(window) == len(last) and window.median == median
         assert window.mad == statistics.median_high(abs(value - median) for value in last)
-
-
-def test_a_disk_is_reported_when_it_has_less_left_than_is_needed(tmp_path: Path) -> None:
-    assert disk_alert(tmp_path, 1) is None
-    told = disk_alert(tmp_path / "not" / "there yet", 1 << 80)
-    assert told is not None and "there yet" in told and "needed" in told
 
 
 def test_the_log_writes_what_is_found_right_after_the_event_in_which_it_is(tmp_path):

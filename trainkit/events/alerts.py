@@ -10,17 +10,15 @@ for a log. So an alert needs `SPIKE`, and what lies below their 3.5 is `NORMAL` 
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 
 from trainkit.events.attempts import kept_until
 from trainkit.events.log import number
 from trainkit.events.schema import Event
-from trainkit.text import format_bytes, format_quantity
+from trainkit.text import format_quantity
 
 #: (kind, message), the fields of an `alert` event.
 Alert = tuple[str, str]
@@ -147,21 +145,6 @@ class Watch:
         newest, best = format_quantity(values[metric]), format_quantity(evaluations.best)
         comparison = f"the last {RISING} losses are above the best one, {best}; at step {step} it is {newest}"
         return [("validation-rising", f"{name}: {comparison}")]
-
-
-def disk_alert(path: Path, needed_bytes: int) -> str | None:
-    """Return a warning if the file system of `path`, which need not exist yet, has less than `needed_bytes` left for
-    this user.
-
-    Ignores quotas. Raises OSError if the file system does not answer.
-    """
-    there = path.absolute()
-    while not there.exists():
-        there = there.parent
-    left = shutil.disk_usage(there).free
-    if left >= needed_bytes:
-        return None
-    return f"the disk of {path} has {format_bytes(left)} left, and {format_bytes(needed_bytes)} are needed"
 
 
 class _Episode:

@@ -12,7 +12,7 @@ from trainkit.checkpoint import store
 from trainkit.data.cache.build import Cache
 from trainkit.data.checks import find_problems
 from trainkit.errors import TrainkitError
-from trainkit.events.alerts import disk_alert
+from trainkit.events.disk_space import disk_alert
 from trainkit.events.log import EventLog
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
@@ -21,6 +21,8 @@ from trainkit.track.sidecar import Sidecars
 
 #: Seconds that the end of a run waits for its trackers and, after a SIGTERM, for its exports.
 TRACKER_SECONDS = 60.0
+#: Files and directories of an array in a checkpoint, at least: its directory, its metadata, and one chunk.
+FILES_PER_ARRAY = 3
 
 
 class DataHealth:
@@ -57,9 +59,12 @@ class DiskSpace:
     #: Seconds between two checks.
     EVERY = 30.0
 
-    def __init__(self, directory: Path, checkpoint_bytes: int, log: EventLog, *, keep_last: int) -> None:
-        """The disk must hold `keep_last` checkpoints of this size, and the one that is being written."""
+    def __init__(
+        self, directory: Path, checkpoint_bytes: int, log: EventLog, *, keep_last: int, arrays: int = 0
+    ) -> None:
+        """The disk must hold `keep_last` checkpoints of this size and so many arrays, and the one being written."""
         self._directory, self._bytes, self._log = directory, checkpoint_bytes, log
+        self._files = FILES_PER_ARRAY * arrays
         self._keep_last = keep_last
         self._checked, self._reported = -math.inf, False
 
@@ -69,7 +74,7 @@ class DiskSpace:
             return
         self._checked = time.monotonic()
         missing = max(0, self._keep_last - len(store.step_directories(self._directory)))
-        message = disk_alert(self._directory, (1 + missing) * self._bytes)
+        message = disk_alert(self._directory, (1 + missing) * self._bytes, (1 + missing) * self._files)
         if message and not self._reported:
             self._log.write("alert", step=self._log.step, kind="disk", message=message)
         self._reported = message is not None

@@ -8,6 +8,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+import jax
+
 from trainkit.checkpoint import store
 from trainkit.checkpoint.leaves import digest
 from trainkit.checkpoint.provenance import Provenance, size_of
@@ -77,7 +79,9 @@ def train(
         recorded.keep(cache, directory)
     first = int(ready.state.step)
     kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
-    disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
+    saved = without_frozen(ready.state)
+    arrays = len(jax.tree.leaves(saved))
+    disk = DiskSpace(directory, size_of(saved), log, keep_last=kept, arrays=arrays)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
     facts = Provenance(
         recipe=recipe.fingerprint(),
