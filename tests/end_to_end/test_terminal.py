@@ -127,12 +127,21 @@ def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_r
     assert send(run, "stop").ok
 
 
-@pytest.mark.parametrize(("before", "after"), [("TERM=dumb", ""), ("", "2> errors.txt")])
-def test_where_no_dashboard_can_be_drawn_a_run_is_trained_and_reported_as_lines(
-    terminal: Terminal, before: str, after: str
+def test_with_stderr_in_a_file_the_dashboard_is_drawn_and_the_file_has_messages_alone(
+    tmp_path: Path, terminal: Terminal
 ) -> None:
+    run = train(terminal, tmp_path, "2> errors.txt")
+    terminal.press("q")
+    screen = terminal.until(lambda screen: "ended with 0" in screen)
+    assert AT_WORK not in screen
+    errors = (tmp_path / "errors.txt").read_text()
+    assert "trainkit watch" in errors and "\x1b" not in errors
+    assert send(run, "stop").ok
+
+
+def test_where_no_dashboard_can_be_drawn_a_run_is_trained_and_reported_as_lines(terminal: Terminal) -> None:
     command = f"{shlex.quote(sys.executable)} -m trainkit run tiny.toml --set train.steps=3"
-    terminal.type(f"{before} {command} {after}; echo ended with $?")
+    terminal.type(f"TERM=dumb {command}; echo ended with $?")
     terminal.until(partial(tells, "ended with 0", "finished at step 3"))
 
 

@@ -85,7 +85,7 @@ def watch(
 
 
 def require_terminal(hint: str) -> None:
-    """Check for a terminal: Textual draws on stderr and reads stdin, and would write escapes into a file or a pipe.
+    """Check for a terminal: the dashboard reads stdin and draws on stdout. Its escapes are not for a file or a pipe.
 
     Raises:
         TrainkitError: with `hint`, what to do instead.
@@ -96,7 +96,7 @@ def require_terminal(hint: str) -> None:
 
 def why_unavailable() -> str:
     """Return why the dashboard cannot be drawn here; empty where it can."""
-    streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
+    streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__}
     for name, stream in streams.items():
         if stream is None or not stream.isatty():
             return f"{name} is not a terminal"
@@ -127,7 +127,7 @@ def run_guarded(show: Callable[[], None]) -> None:
     os.close(lifeline)
     if code < 0:
         with contextlib.suppress(OSError, termios.error):  # the terminal may have gone as well
-            os.write(sys.stderr.fileno(), RESTORE)
+            os.write(sys.stdout.fileno(), RESTORE)
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, before)
             print(f"the viewer was killed by signal {-code}; the run continues without it", file=sys.stderr)
         code = 128 - code
@@ -150,6 +150,8 @@ def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         threading.Thread(target=hold_on, name="lifeline", daemon=True).start()
         os.nice(NICENESS)
+        # Textual draws there; messages go to `sys.stderr`, which may be a file
+        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
         # the terminal itself says how large it is, also after a resize; what a shell exported says how large it was
         for name in ("COLUMNS", "LINES"):
             os.environ.pop(name, None)
