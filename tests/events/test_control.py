@@ -437,3 +437,18 @@ def test_the_commands_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path)
             file.write(json.dumps(event).replace("Infinity", "1e400") + "\n")
         file.write('["control"]\n{"type": "control", "torn')
     assert issued_commands(tmp_path) == [half]
+
+
+def test_whoever_closes_leaves_the_socket_of_a_trainer_in_a_directory_that_replaced_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    ours = Server(run)
+    run.rename(tmp_path / "moved")
+    run.mkdir()
+    theirs = Server(run)
+    ours.close()
+    with ThreadPoolExecutor() as pool:
+        reply = pool.submit(send, run, "save", None, timeout=LIMIT)
+        assert obey(theirs) == ["save"] and reply.result().ok
+    theirs.close()
+    assert not (run / SOCKET).exists()

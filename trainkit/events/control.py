@@ -21,6 +21,7 @@ from typing import Any
 
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import LONGEST_LINE, SOCKET, Command, address, parse_command
+from trainkit.events.log import file_of
 
 #: Seconds that a client has to send its command. One that takes longer, or sends more than `LONGEST_LINE`, is not ours.
 PATIENCE = 5.0
@@ -54,6 +55,7 @@ class Server:
         self._path = run_directory / SOCKET
         self._commands: queue.SimpleQueue[PendingCommand] = queue.SimpleQueue()
         self._listener = _listen(run_directory)
+        self._file = file_of(self._path.stat())
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
@@ -75,7 +77,9 @@ class Server:
 
     def close(self) -> None:
         """Remove the socket, and refuse the commands that nobody took."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another trainer may have replaced the run's directory
+            if file_of(self._path.stat()) == self._file:
+                self._path.unlink()
         self._waker.close()
         self._thread.join()
         for command in self.take():
