@@ -31,6 +31,7 @@ from trainkit.checkpoint.manifest import DamagedCheckpoint
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.disk_space import Room
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 
@@ -380,9 +381,9 @@ def test_where_there_is_no_room_for_one_more_the_oldest_rolling_one_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1, 2, kind="rolling")
-    usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: usage._replace(free=0 if at(tmp_path, 1).exists() else 10**9)
+        "trainkit.checkpoint.saver.find_room",
+        lambda path, soft: Room(0 if at(tmp_path, 1).exists() else 10**9, 10**9),
     )
     save(tmp_path, 3, kind="rolling")
     assert [info.step for info in store.checkpoints(tmp_path)] == [2, 3]
@@ -551,14 +552,20 @@ def test_a_disk_that_takes_no_more_is_an_error_that_leaves_earlier_checkpoints_a
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("room", "problem"),
+    [
+        (Room(5000, 10**9), r"it needs 0\.01 MB; 0\.01 MB are free there"),
+        (Room(10**9, 2), r"it needs \d+ files, and there is room for 2"),
+    ],
+)
 def test_too_little_space_is_noticed_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Room, problem: str
 ) -> None:
     saver = Saver(tmp_path, on_saved=lambda saved: None)
-    usage = shutil.disk_usage(tmp_path)._replace(free=5000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("trainkit.checkpoint.saver.find_room", lambda path, soft: room)
     saver.save(state_at(1), step=1, kind="rolling", provenance=FACTS)
-    with pytest.raises(TrainkitError, match=r"it needs 0\.01 MB; 0\.01 MB are free there"):
+    with pytest.raises(TrainkitError, match=problem):
         saver.close()
     assert list((tmp_path / "checkpoints").iterdir()) == []
 

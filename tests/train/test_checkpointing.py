@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from checkpoint_child import FACTS
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events import held
+from trainkit.events.disk_space import Room, find_room
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import agreement, hosts
 from trainkit.recipe.sections.outputs import Checkpoint
@@ -32,9 +32,11 @@ class Disk:
     """That of the run, full or not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-        usage = shutil.disk_usage(place)
         self.full = False
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0) if self.full else usage)
+        monkeypatch.setattr(
+            "trainkit.checkpoint.saver.find_room",
+            lambda path, soft: Room(0, 0) if self.full else find_room(place, soft=soft),
+        )
 
 
 @pytest.fixture

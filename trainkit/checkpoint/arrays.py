@@ -26,6 +26,8 @@ CHUNK_CHECKSUM_BYTES = 4
 #: start and stop along each axis
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
+#: Files and directories of an array, at least: its directory, its metadata, and one chunk.
+FILES_PER_ARRAY = 3
 #: Limits of TensorStore while a training step needs the processors.
 GENTLY = {"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 1}}
 #: Larger shards are cut into chunks: memory stays bounded, and a reader on another mesh reads only what it needs.

@@ -19,6 +19,7 @@ import jax
 from trainkit import files
 from trainkit.checkpoint import arrays, store
 from trainkit.checkpoint import manifest as manifests
+from trainkit.checkpoint.arrays import FILES_PER_ARRAY
 from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.manifest import KINDS, Kind, Leaf, Manifest
 from trainkit.checkpoint.provenance import Provenance, make_manifest
@@ -33,6 +34,7 @@ from trainkit.checkpoint.snapshot import (
     send_to_host,
 )
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.disk_space import find_room
 from trainkit.events.log import NAME as LOG
 from trainkit.parallel import agreement, hosts
 from trainkit.rundir.directory import RECIPE
@@ -196,11 +198,11 @@ class Saver:
         """Make room on the disk, create the arrays and return them."""
         if not self._run.is_dir():  # it is not made again: nobody would look for a checkpoint there
             raise FileNotFoundError(errno.ENOENT, "the run's directory was deleted or moved")
-        if not self._has_room(manifest.bytes):
+        if self._find_lack(manifest):
             # better to remove an older checkpoint first than to have no newer one
             store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())
-        if not self._has_room(manifest.bytes):
-            raise OSError(f"it needs {_size(manifest.bytes)}")
+        if lack := self._find_lack(manifest):
+            raise OSError(lack)
         root.mkdir(parents=True)
         return arrays.create(root, created)
 
@@ -226,8 +228,12 @@ class Saver:
         store.commit(written, final)
         store.retain(self._run, saved=manifest.step, keep_last=self._keep_last, held=self._held())
 
-    def _has_room(self, needed: int) -> bool:
-        return shutil.disk_usage(store.directory_of(self._run)).free >= needed
+    def _find_lack(self, manifest: Manifest) -> str:
+        """Return what a checkpoint needs and the disk does not have; empty if there is room."""
+        room, needed = find_room(store.directory_of(self._run), soft=False), FILES_PER_ARRAY * len(manifest.leaves)
+        if room.bytes < manifest.bytes:
+            return f"it needs {_size(manifest.bytes)}"
+        return f"it needs {needed:,} files, and there is room for {room.files:,.0f}" if room.files < needed else ""
 
     def _keep_as(self, step: int, kind: Kind, started: float) -> Saved:
         directory = store.directory_of(self._run) / str(step)
@@ -258,7 +264,8 @@ def _shard_shape(leaf: jax.Array) -> tuple[int, ...]:
 
 def _cannot_write(path: Path, error: Exception) -> TrainkitError:
     try:
-        free = f"{_size(shutil.disk_usage(path if path.exists() else path.parent).free)} are free there"
+        room = find_room(path, soft=False)
+        free = f"{_size(room.bytes)} are free there"
     except OSError:
         free = "the space left there is unknown"
     return TrainkitError(
@@ -269,5 +276,5 @@ def _cannot_write(path: Path, error: Exception) -> TrainkitError:
     )
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"

@@ -29,10 +29,11 @@ class Room(NamedTuple):
     files: float
 
 
-def find_room(path: Path) -> Room:
+def find_room(path: Path, *, soft: bool = True) -> Room:
     """Return what this user can still write on the file system of `path`, which need not exist yet.
 
     Counts quotas of the user and of the group where Linux reports them, which it does not for network file systems.
+    With `soft` their soft limits count too, which stop writing a few days after they are passed.
     Raises OSError if the file system does not answer.
     """
     there = path.absolute()
@@ -44,7 +45,8 @@ def find_room(path: Path) -> Room:
         fd = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
         try:
             rooms += [
-                _room_of(read_quota(fd, kind, owner)) for kind, owner in ((_USER, os.geteuid()), (_GROUP, os.getegid()))
+                _room_of(read_quota(fd, kind, owner), soft=soft)
+                for kind, owner in ((_USER, os.geteuid()), (_GROUP, os.getegid()))
             ]
         finally:
             os.close(fd)
@@ -73,11 +75,11 @@ def read_quota(fd: int, kind: int, owner: int) -> bytes | None:
     return None if failed else found.raw
 
 
-def _room_of(quota: bytes | None) -> Room:
-    """Return what a quota leaves. A soft limit counts too: it stops writing a few days after it is passed."""
+def _room_of(quota: bytes | None, *, soft: bool) -> Room:
+    """Return what a quota leaves up to its hard limits, or with `soft` to its nearest ones."""
     if quota is None:
         return Room(math.inf, math.inf)
-    hard, soft, used, most_files, soft_files, files, *_ = _QUOTA.unpack(quota)
-    blocks = min(filter(None, (hard, soft)), default=math.inf)
-    limit = min(filter(None, (most_files, soft_files)), default=math.inf)
+    hard, soft_blocks, used, hard_files, soft_files, files, *_ = _QUOTA.unpack(quota)
+    blocks = min(filter(None, (hard, soft_blocks * soft)), default=math.inf)
+    limit = min(filter(None, (hard_files, soft_files * soft)), default=math.inf)
     return Room(max(0, blocks * 1024 - used), max(0, limit - files))

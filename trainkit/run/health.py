@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.checkpoint import store
+from trainkit.checkpoint.arrays import FILES_PER_ARRAY
 from trainkit.data.cache.build import Cache
 from trainkit.data.checks import find_problems
 from trainkit.errors import TrainkitError
@@ -21,8 +22,6 @@ from trainkit.track.sidecar import Sidecars
 
 #: Seconds that the end of a run waits for its trackers and, after a SIGTERM, for its exports.
 TRACKER_SECONDS = 60.0
-#: Files and directories of an array in a checkpoint, at least: its directory, its metadata, and one chunk.
-FILES_PER_ARRAY = 3
 
 
 class DataHealth:
