@@ -81,7 +81,7 @@ def test_a_shard_is_compared_with_its_checksum_when_it_is_first_used_and_once(tm
     recipe = room.recipe(tmp_path, room.write_texts(tmp_path / "text", 12) / "*/*.txt", shuffle=False, batch_size=1)
     data, compared = TrainSet(caches.build(recipe), recipe), []
     check = shards.check
-    monkeypatch.setattr(shards, "check", lambda cache, shard: (compared.append(shard.key), check(cache, shard)))
+    monkeypatch.setattr(shards, "check", lambda cache, shard: (compared.append(shard.key), check(cache, shard))[1])
     data.batch(0)
     assert 0 < len(compared) < 12, "only those of this batch"
     for step in range(data.examples):
@@ -105,6 +105,17 @@ def test_a_shard_that_is_cut_off_while_it_is_in_use_is_an_error_and_one_that_is_
     with pytest.raises(TrainkitError, match="it has 1 bytes instead of") as refused:
         data.batch(0)
     assert refused.value.where == str(path) and refused.value.exit_code == FAILED
+
+
+@pytest.mark.parametrize("encoding", ["windows", "pack", "pad"])
+def test_spans_that_are_cut_off_while_they_are_in_use_are_made_again(tmp_path, encoding):
+    files = room.write_texts(tmp_path / "text", 12) / "*/*.txt"
+    recipe = room.recipe(tmp_path, files, shuffle=False, encoding={"type": encoding})
+    data = TrainSet(caches.build(recipe), recipe)
+    whole = data.batch(0)
+    for path in (tmp_path / "cache" / "frames").glob("*.npy"):
+        os.truncate(path, 8)
+    np.testing.assert_array_equal(data.batch(0)["tokens"], whole["tokens"])
 
 
 def test_no_flipped_bit_of_a_ledger_or_of_a_note_of_a_shard_changes_what_is_read(tmp_path):

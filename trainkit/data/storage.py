@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -187,6 +187,34 @@ def map_file(path: Path, size: int | None = None) -> np.ndarray:
         many = " (the system limits the number of maps: sysctl vm.max_map_count)" if code == errno.ENOMEM else ""
         raise OSError(code, f"{os.strerror(code)}{many}", str(path))
     return np.asarray(_Map(address, wanted))
+
+
+class Version(NamedTuple):
+    """Which file was at a path, and when it was last written to."""
+
+    path: str
+    inode: int
+    size: int
+    written: int
+    """In nanoseconds since 1970."""
+
+    @classmethod
+    def of(cls, path: Path) -> Version:
+        """Return the present version. Raises OSError."""
+        status = path.stat()
+        return cls(str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def is_overwritten(self) -> bool:
+        """Return whether this file was written to since: to read a map of one that was cut off would kill the process.
+
+        A file that was deleted or replaced does not matter: its map stays whole.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        now = status.st_size, status.st_mtime_ns
+        return status.st_ino == self.inode and now != (self.size, self.written)
 
 
 class _Map:

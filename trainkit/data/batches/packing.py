@@ -20,7 +20,7 @@ import numpy as np
 
 from trainkit.data.cache.shards import Shard
 from trainkit.data.sources.digests import of_value
-from trainkit.data.storage import map_file, write_file
+from trainkit.data.storage import Version, map_file, write_file
 from trainkit.errors import TrainkitError
 from trainkit.files import checksum
 from trainkit.recipe.sections.data import Encoding, Pack, Pad, Windows
@@ -55,6 +55,8 @@ class PackedSpans:
     lengths: np.ndarray
     contexts: np.ndarray
     counts: PackingCounts
+    version: Version | None = None
+    """Of the file that they are mapped from."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -198,6 +200,7 @@ def _write(path: Path, packed: PackedSpans) -> None:
 
 
 def _read(path: Path) -> PackedSpans:
+    version = Version.of(path)
     stored = map_file(path).view("<i8")
     whole = stored[:-1]
     if checksum(whole) != stored[-1]:
@@ -207,4 +210,4 @@ def _read(path: Path) -> PackedSpans:
     counts = PackingCounts(*whole[2:head].tolist())
     cuts = [examples + 1, examples + 1 + spans, examples + 1 + 2 * spans]
     offsets, starts, lengths, contexts = np.split(whole[head:], cuts)
-    return PackedSpans(offsets, starts, lengths, contexts, counts)
+    return PackedSpans(offsets, starts, lengths, contexts, counts, version)

@@ -151,7 +151,7 @@ class SpanExamples:
 
     def sizes(self) -> np.ndarray:
         self._frame()
-        return np.concatenate([np.zeros(0, np.int64), *(one.longest for one in self._frames)])
+        return np.concatenate([np.zeros(0, np.int64), *(self._packed(n).longest for n in range(len(self._frames)))])
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
         for section, start, count, _ in self._spans(which):
@@ -159,10 +159,17 @@ class SpanExamples:
 
     def _spans(self, example: int) -> Iterator[DocumentSpan]:
         section = int(np.searchsorted(self._firsts, example, side="right")) - 1
-        frame = self._frames[section]
+        frame = self._packed(section)
         number = example - int(self._firsts[section])
         for span in range(int(frame.offsets[number]), int(frame.offsets[number + 1])):
             yield DocumentSpan(section, int(frame.starts[span]), int(frame.lengths[span]), int(frame.contexts[span]))
+
+    def _packed(self, number: int) -> PackedSpans:
+        """Return the spans of the examples of a section, made again if their file was written to."""
+        packed = self._frames[number]
+        if packed.version is not None and packed.version.is_overwritten():
+            self._frames[number] = packed = self._spans_of(number)
+        return packed
 
     def _frame(self) -> None:
         """Take in the sections that are new."""

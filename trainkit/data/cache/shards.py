@@ -32,7 +32,7 @@ from trainkit.data.documents.labels import Labels
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split, treatment
 from trainkit.data.sources.units import Unit
-from trainkit.data.storage import map_file, write_json
+from trainkit.data.storage import Version, map_file, write_json
 from trainkit.files import Damaged, checksum, read_json
 
 #: Raise it when the same files and tokenizer would give other shards than before.
@@ -44,7 +44,7 @@ EXAMPLES = 20
 #: For each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
 #: The shards that this process has compared with their checksums, which several streams may share.
-_CHECKED: dict[Path, tuple[int, ...]] = {}
+_CHECKED: dict[Path, tuple[int, Version]] = {}
 #: Characters of a name; hashes are shorter.
 LONGEST_KEY = 128
 #: The types of a record's fields, by their annotations, and what the names of its arrays' types are like.
@@ -287,30 +287,18 @@ def commit(cache: Path, shard: Shard) -> None:
     write_json(cache / "shards" / f"{shard.key}.json", asdict(shard))
 
 
-def check(cache: Path, shard: Shard) -> None:
-    """Compare the file of a shard with its checksum, once in each process.
+def check(cache: Path, shard: Shard) -> Version:
+    """Compare the file of a shard with its checksum, once in each process, and return which version of it is good.
 
     Raises OSError or ValueError if it is gone or cut off, and Damaged if its content has changed.
     """
     path = path_of(cache, shard.key)
-    status = path.stat()
-    seen = (shard.crc32, status.st_ino, status.st_size, status.st_mtime_ns)
-    if shard.size and _CHECKED.get(path) != seen:
+    version = Version.of(path)
+    if shard.size and _CHECKED.get(path) != (shard.crc32, version):
         if checksum(map_file(path, shard.size)) != shard.crc32:
             raise Damaged("it does not match its checksum")
-        _CHECKED[path] = seen
-
-
-def has_changed(cache: Path, shard: Shard) -> bool:
-    """Return whether the file of a shard was written to since `check`; reading the map of one that was cut off would
-    kill the process. A file that was deleted or replaced does not matter: its map stays whole."""
-    path = path_of(cache, shard.key)
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    _, inode, *content = _CHECKED.get(path, (0, -1))
-    return status.st_ino == inode and [status.st_size, status.st_mtime_ns] != content
+        _CHECKED[path] = shard.crc32, version
+    return version
 
 
 def open_arrays(cache: Path, shard: Shard) -> Arrays:

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit.data.cache import shards
 from trainkit.data.cache.shards import Arrays, Shard
+from trainkit.data.storage import Version
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.files import Damaged
 
@@ -84,8 +85,8 @@ class Stream:
         self._sizes: list[int] = []
         self._first_bytes: list[int] = []
         self._mapped = 0
-        #: The sections whose shards have not been compared with their checksums, because nobody has used them yet.
-        self._unchecked: set[int] = set()
+        #: Which versions of the shards match their checksums; nobody has used the others yet.
+        self._checked: dict[int, Version] = {}
         self._checking = threading.Lock()
         self._firsts = self._lengths = np.zeros(0, np.int64)
 
@@ -208,7 +209,7 @@ class Stream:
         self._map()
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         for section, offset, count in self._runs(number, start - int(self._firsts[number]), width):
-            arrays = self._arrays[section]
+            arrays = self.arrays(section)
             position = offset
             while position < offset + count:
                 document = int(arrays.ends.searchsorted(arrays.ends.dtype.type(position), "right"))
@@ -242,7 +243,6 @@ class Stream:
             return
         with self._changed:
             for section in self.sections[len(self._arrays) :]:
-                self._unchecked.add(len(self._arrays))
                 self._arrays.append(self.open(section.shard))
             for section, arrays in list(zip(self.sections, self._arrays, strict=False))[self._mapped :]:
                 self._bytes.append(arrays.tokens.data.cast("B"))
@@ -264,12 +264,10 @@ class Stream:
 
         Raises TrainkitError if it is damaged: to train on it would be to train on other data without knowing.
         """
-        shard = self.sections[number].shard
-        if number not in self._unchecked and not shards.has_changed(self._cache, shard):
-            return
-        with self._checking:
-            self._refuse_unreadable(shards.check, shard)
-            self._unchecked.discard(number)
+        checked = self._checked.get(number)
+        if checked is None or checked.is_overwritten():
+            with self._checking:
+                self._checked[number] = self._refuse_unreadable(shards.check, self.sections[number].shard)
 
     def open(self, shard: Shard) -> Arrays:
         """Map a shard into memory. Raises TrainkitError."""
