@@ -13,7 +13,7 @@ import pytest
 import trainer
 
 from trainkit.events.log import EventLog, read
-from trainkit.train.compilations import CALM, SETTLED, Compilations, changes
+from trainkit.train.compilations import CALM, SETTLED, Compilations, InterruptibleJit, changes
 
 
 @pytest.fixture
@@ -152,3 +152,28 @@ def test_other_warnings_of_jax_are_still_heard(compilations: Compilations, caplo
     with caplog.at_level(logging.WARNING):
         logging.getLogger("jax._src.anything").warning("something else")
     assert "something else" in caplog.text
+
+
+def test_what_a_signal_may_interrupt_compiles_once_for_each_shape_and_belongs_to_its_work(
+    tmp_path: Path, compilations: Compilations
+) -> None:
+    function = InterruptibleJit(lambda x: 3 * x, interrupted=lambda: False)
+    work(compilations, function, [3, 4, 3, 4])  # type: ignore[arg-type]
+    compiled = [event for event in read(tmp_path) if event["type"] == "compiled"]
+    assert [(event["step"], event["count"]) for event in compiled] == [(1, 1), (2, 1)]
+
+
+def test_nobody_waits_for_a_compilation_once_the_run_is_to_end(
+    compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, compiled = threading.Event(), threading.Event()
+
+    def compile(lowered: jax.stages.Lowered) -> None:
+        compiling.set()
+        compiled.wait()
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    with compilations.record("evaluation", 1):
+        InterruptibleJit(lambda x: 3 * x, interrupted=compiling.is_set)(jnp.zeros(1))
+        pytest.fail("it has a result")
+    compiled.set()

@@ -93,11 +93,12 @@ class Evaluator:
         tags: Mapping[str, Collection[str]] = {},
         results: ResultWriter | None = None,
         texts: TextReport | None = None,
+        jit: Callable[..., Any] = jax.jit,
     ) -> None:
         """`compares` says whether the task compares the examples of a batch, so that fewer at once have other values.
         `tags` names the sets that are also reported together, under the tag.
         `results` keeps predictions; None if they are not kept. `texts` reports on texts that the model writes or
-        finds; None if there are none."""
+        finds; None if there are none. `jit` compiles."""
         self._sets, self._tags = sets, tags
         self._task, self._compares, self._metrics = task, compares, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
@@ -130,8 +131,8 @@ class Evaluator:
             return *add_compensated(sums, lost, found), predictions if kept else {}, needed
 
         # the initial sums have this sharding too; otherwise it would be compiled twice
-        self._add = jax.jit(add, out_shardings=self._whole)
-        self._add_baselines = jax.jit(add_baselines, out_shardings=self._whole)
+        self._add = jit(add, out_shardings=self._whole)
+        self._add_baselines = jit(add_baselines, out_shardings=self._whole)
         self._rows, self._parts = batch_size, 1
 
     def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> dict[str, dict[str, float]]:

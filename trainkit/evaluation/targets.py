@@ -101,10 +101,11 @@ class TargetWriter:
         mesh: Mesh,
         interrupted: Callable[[], bool],
         alert: Callable[[str], None],
+        jit: Callable[..., Any] = jax.jit,
     ) -> None:
         """Write until one of the tokens `ends`, or a text up to one of the strings `stop`.
 
-        `alert` is called with what a person should know.
+        `alert` is called with what a person should know; `jit` compiles.
         """
         how = recipe.evaluate.generate
         assert how is not None
@@ -132,7 +133,7 @@ class TargetWriter:
                 return generate(model, tokens, lengths, keys, **how)
             return write_targets(model, tokens, lengths, keys, start=start, search=search, **how)
 
-        self._write = jax.jit(write, out_shardings=replicated_sharding(mesh))
+        self._write = jit(write, out_shardings=replicated_sharding(mesh))
 
     def __call__(self, state: State, data: SourceSet, table: PredictionTable) -> dict[str, float]:
         """Return the values of the metrics, and add the texts to a table. After an interruption there are none."""
@@ -232,11 +233,12 @@ def text_report(
     mesh: Mesh,
     interrupted: Callable[[], bool],
     alert: Callable[[str], None],
+    jit: Callable[..., Any] = jax.jit,
 ) -> TextReport | None:
     """Return what reports on texts for the run in `directory`: the task's own report, or the writer of targets; None if
     the task has none and the recipe has no `[evaluate.generate]`.
 
-    `alert` is called with what a person should know.
+    `alert` is called with what a person should know; `jit` compiles.
 
     Raises:
         TrainkitError: a library that computes a metric is not installed.
@@ -259,4 +261,5 @@ def text_report(
         mesh=mesh,
         interrupted=interrupted,
         alert=alert,
+        jit=jit,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -48,9 +48,17 @@ SAMPLES = 1
 
 
 def build_sampler(
-    recipe: Recipe, directory: Path, codec: LoadedTokenizer, *, compute: jnp.dtype, mesh: Mesh, log: EventLog
+    recipe: Recipe,
+    directory: Path,
+    codec: LoadedTokenizer,
+    *,
+    compute: jnp.dtype,
+    mesh: Mesh,
+    log: EventLog,
+    jit: Callable[..., Any] = jax.jit,
 ) -> Sampler:
-    """Return the sampler of the run in `directory`, which continues texts as the run's training wrote them.
+    """Return the sampler of the run in `directory`, which continues texts as the run's training wrote them. `jit`
+    compiles.
 
     Raises:
         TrainkitError: a prompt is a conversation, and the run has no chat template that can write it.
@@ -70,6 +78,7 @@ def build_sampler(
         sources=SourceFormat(start_of(recipe.model, codec), after_source(recipe, codec), rules_beside(directory))
         if recipe.model.kind == "encoder-decoder"
         else None,
+        jit=jit,
     )
 
 
@@ -103,6 +112,7 @@ class Sampler:
         log: EventLog,
         template: ChatTemplate | None = None,
         sources: SourceFormat | None = None,
+        jit: Callable[..., Any] = jax.jit,
     ) -> None:
         """Sample from a model on the devices of `mesh`, with `begin` before every prompt, until one of the tokens
         `ends`. With `sources`, prompts are sources, and their targets are written.
@@ -139,7 +149,7 @@ class Sampler:
                 )
             return generate(model, rows, lengths, keys, new_tokens=new_tokens, sampling=sampling, ends=ends)
 
-        self._continued = jax.jit(continue_prompts, out_shardings=replicated_sharding(mesh))
+        self._continued = jit(continue_prompts, out_shardings=replicated_sharding(mesh))
 
     def __call__(
         self, params: PyTree, frozen: PyTree, *, key: PRNGKeyArray, step: int, prompts: Sequence[str] | None = None

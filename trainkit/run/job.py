@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from trainkit.checkpoint.provenance import Provenance
 from trainkit.data.batches.dataset import TrainSet
@@ -31,7 +33,7 @@ from trainkit.track.sidecar import Sidecars
 from trainkit.train.best import best_so_far
 from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
-from trainkit.train.compilations import Compilations
+from trainkit.train.compilations import Compilations, InterruptibleJit
 from trainkit.train.control import Commands
 from trainkit.train.finish import finish_in_time
 from trainkit.train.loop import EvaluationReport, Job, SampleReport, train
@@ -133,7 +135,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             checkpointing=checkpointing,
             best=best,
             evaluate=_evaluation(attempt, built, plan, commands=commands),
-            sample=_sampler(attempt, built),
+            sample=_sampler(attempt, built, commands=commands),
             statistics=partial(log_distributions, log),
             compilations=compilations,
             profile=profile,
@@ -204,17 +206,26 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
             mesh=built.mesh,
             interrupted=lambda: commands.interrupted,
             alert=lambda message: log.write("alert", step=log.step, kind="out of memory", message=message),
+            jit=_jit(commands),
         ),
+        jit=_jit(commands),
     )
 
 
-def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:
+def _jit(commands: Commands) -> Callable[..., Any]:
+    """Return what compiles evaluations and samples. Several processes wait for a compilation in any case."""
+    return jax.jit if hosts.count() > 1 else partial(InterruptibleJit, interrupted=lambda: commands.interrupted)
+
+
+def _sampler(attempt: Attempt, built: BuiltStep, *, commands: Commands) -> SampleReport:
     recipe, log = attempt.recipe, attempt.log
     if recipe.model.kind not in WRITING:  # a command may ask for samples, although a recipe cannot
         message = f'model.type = "{recipe.model.type}" ({recipe.model.kind}) generates no text: nothing was sampled'
         return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=message)
     codec = attempt.cache.text_tokenizer
-    sampler = build_sampler(recipe, attempt.directory, codec, compute=built.compute, mesh=built.mesh, log=log)
+    sampler = build_sampler(
+        recipe, attempt.directory, codec, compute=built.compute, mesh=built.mesh, log=log, jit=_jit(commands)
+    )
 
     def sample(state: State, step: int, prompts: Sequence[str] | None = None) -> None:
         used = _state_in_use(recipe, state)

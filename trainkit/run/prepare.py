@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -30,13 +29,14 @@ from trainkit.run.start import Start, announce
 from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
 from trainkit.train.build import build
+from trainkit.train.compilations import compile_apart
 from trainkit.train.control import LiveSchedule
 from trainkit.train.out_of_memory import explain_out_of_memory
 from trainkit.train.planning import log_plan, log_program, plan_of, previous_choice
 from trainkit.train.profile import check_steps
 from trainkit.train.program import Program, compile_smaller, fit_program, with_statistics
 from trainkit.train.reference import Reference, attach_reference, check_reference
-from trainkit.train.signals import COMPILING, StopBeforeTraining
+from trainkit.train.signals import StopBeforeTraining
 from trainkit.train.state import State
 
 
@@ -159,15 +159,7 @@ def _in_background(work: Callable[[], Program], stop: Stop) -> Iterator[Future[P
     An error in the block waits for the present compilation, and for no other; a signal waits for none: the process
     ends (see `signals.leave`).
     """
-    future: Future[Program] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised by `Future.result`
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=COMPILING, daemon=True).start()
+    future = compile_apart(work)
     try:
         yield future
     except (StopBeforeTraining, KeyboardInterrupt):

@@ -1,18 +1,28 @@
-"""Logs what is compiled during a run, and why it is compiled again: changing shapes or types cost seconds each time."""
+"""Logs what is compiled during a run, and why it is compiled again: changing shapes or types cost seconds each time.
+
+A compilation cannot be ended. Those that a signal may interrupt run in threads for which nobody waits then.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import jax
 import jax.monitoring
+import numpy as np
 
 from trainkit.events.log import EventLog
+from trainkit.train.signals import COMPILING
+
+T = TypeVar("T")
 
 #: JAX's event (0.10) after each compilation, also of a program from the cache on disk. If a version of JAX has another
 #: name for it, nothing is logged.
@@ -21,6 +31,8 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 SETTLED = 2
 #: After an alert, the same kind of work must be done so often without compiling before there is another alert.
 CALM = 10
+#: Seconds between two looks for a signal while a thread compiles.
+LOOK_EVERY = 0.1
 #: A message names so many changed arguments.
 NAMED = 3
 #: JAX's explanation of one change (0.10), as in `  * at batch['tokens'], now i32[8,64] and before i32[8,32]`.
@@ -30,8 +42,8 @@ CHANGE = re.compile(r"^ *\* (?:at (?:input path )?)?(.+?),? (?:differs: )?now (.
 class Compilations:
     """Writes a `compiled` event for work that compiles, and an alert if a kind of work compiles again.
 
-    Only a compilation costs time, because JAX reports it. Compilations in other threads, or outside `record`, are
-    ignored.
+    Only a compilation costs time, because JAX reports it. Compilations outside `record` are ignored, and those in other
+    threads, except of `compile_apart`.
     """
 
     def __init__(self, log: EventLog) -> None:
@@ -47,12 +59,12 @@ class Compilations:
 
     @contextmanager
     def record(self, what: str, step: int) -> Iterator[None]:
-        """Log what this block compiles, which does a kind of work at `step`."""
+        """Log what this block compiles, which does a kind of work at `step`. `CompilationLeft` ends the block."""
         settled = self._done[what] >= SETTLED
         self._seconds, self._names = 0.0, []
         self._explanations.changes.clear()
         # only once nothing should compile: explanations cost time
-        with jax.explain_cache_misses(settled):
+        with jax.explain_cache_misses(settled), contextlib.suppress(CompilationLeft):
             yield
         if self._names:
             self._report(what, step, again=settled)
@@ -86,9 +98,52 @@ class Compilations:
         return {"cause": ", ".join(changes[:NAMED]) + more}
 
     def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == COMPILED and threading.get_ident() == self._thread:
+        if event == COMPILED and (
+            threading.get_ident() == self._thread or threading.current_thread().name == COMPILING
+        ):
             self._seconds += duration_secs
             self._names.append(str(kwargs.get("fun_name", "a function")))
+
+
+class CompilationLeft(Exception):
+    """The run is to end, so nobody waits for a compilation."""
+
+
+class InterruptibleJit:
+    """A function as `jax.jit` returns it, whose compilation nobody waits for once the run is to end."""
+
+    def __init__(self, function: Callable[..., Any], *, interrupted: Callable[[], bool], **options: Any) -> None:
+        """`interrupted` returns whether the run is to end; `options` are those of `jax.jit`."""
+        self._jitted, self._interrupted = jax.jit(function, **options), interrupted
+        self._compiled = set[Any]()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the function returns. Raises CompilationLeft."""
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = structure, tuple((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
+        if shapes in self._compiled:
+            return self._jitted(*arguments)
+        compiling = compile_apart(self._jitted.lower(*arguments).compile)
+        while not wait([compiling], LOOK_EVERY).done:
+            if self._interrupted():
+                raise CompilationLeft
+        compiling.result()
+        self._compiled.add(shapes)
+        return self._jitted(*arguments)  # finds the program, while `compiling` holds it
+
+
+def compile_apart(work: Callable[[], T]) -> Future[T]:
+    """Return what will hold the result of `work`, which a thread does meanwhile, and for which no signal waits."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised by `Future.result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=COMPILING, daemon=True).start()
+    return future
 
 
 class Explanations(logging.Handler):

@@ -229,6 +229,7 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
     elif job.checkpointing.save(state, step, requested=wanted.save):
         job.metrics.spend("checkpoint", since=started)
     if (due.evaluating or owed.sets) and not stop:
+        evaluated: Mapping[str, Mapping[str, float]] = {}
         with record("evaluation", step), job.metrics.measure("evaluation"):
             evaluated = job.evaluate(state, step, only=None if due.evaluating else owed.sets)
         if (mark := job.best.take(step, evaluated)) is not None:
