@@ -477,6 +477,24 @@ def test_a_key_that_came_later_changes_no_fingerprint_so_that_old_sweeps_continu
     assert other.fingerprint() != "da6afcf630e9913e", "a value that is not the default changes it"
 
 
+def test_new_tokens_are_named_once_and_go_with_a_tokenizer_that_exists_and_a_model_that_learns_them(tmp_path):
+    train, path = "train = { vocab_size = 300 }", 'path = "owner/name"'
+
+    def said(names: str, *changes: tuple[str, str]) -> str:
+        return told(tmp_path, (train, f"{path}\nnew_tokens = {names}"), *changes)
+
+    assert "new_tokens.1 = '<a>' is new_tokens.0 again: leave one out" in said('["<a>", "<a>"]')
+    for name in ("", " ", "<a> "):
+        assert f"new_tokens.1 = {name!r} is empty, or begins or ends with white space" in said(f'["<a>", "{name}"]')
+    assert "[adapter] trains none: all of them would mean the same" in said('["<a>"]', ("[data]", "[adapter]\n[data]"))
+    trained = told(tmp_path, (train, f'{train}\nnew_tokens = ["<a>"]'))
+    assert "new_tokens are added to a tokenizer that exists: give path instead of train" in trained
+    loaded = load(write(tmp_path, changed((train, f'{path}\nnew_tokens = ["<a>"]')))).recipe
+    assert loaded.tokenizer is not None and loaded.tokenizer.new_tokens == ("<a>",)
+    without = loaded.model_copy(update={"tokenizer": loaded.tokenizer.model_copy(update={"new_tokens": ()})})
+    assert loaded.fingerprint() != without.fingerprint()
+
+
 @pytest.mark.parametrize(
     ("section", "name", "key", "word"),
     [

@@ -74,7 +74,7 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     if (chat := chat_of(recipe)) is not None:
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
     # the tokenizer is copied last: if it exists, so do the others
-    for name, content in (kept | {TOKENIZER: codec.path.read_bytes()}).items():
+    for name, content in (kept | {TOKENIZER: codec.content}).items():
         files.write(directory / name, content)
 
 

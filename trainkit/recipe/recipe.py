@@ -41,6 +41,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "optimizer": {"compute": "float32"},
     "schedules": dict.fromkeys(("momentum", "beta2", "batch_size", "batch_tokens", "sequence_length", "mixture")),
     "task": {"likelihood_of_prompt": False},
+    "tokenizer": {"new_tokens": []},
 }
 
 
@@ -141,6 +142,11 @@ class Recipe(Spec):
         if self.adapter is not None:
             self.run.check_adapter()
             check_adapter(self.adapter, self.model)
+            if self.tokenizer is not None and self.tokenizer.new_tokens:
+                raise ValueError(
+                    "tokenizer.new_tokens need rows of the embedding that learn, and [adapter] trains none: all of them"
+                    " would mean the same; leave out one of the two"
+                )
         return self
 
     @model_validator(mode="after")

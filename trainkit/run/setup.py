@@ -132,6 +132,8 @@ def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
     build_text_metrics(recipe.evaluate.metrics)  # their libraries may be missing
     if recipe.task.masks and (codec := peek(recipe)) is not None:
         check_tokenizer(recipe.task, codec)
+    if recipe.tokenizer is not None and recipe.tokenizer.new_tokens and (codec := peek(recipe)) is not None:
+        recipe.model.rows(codec.vocab_size)  # the embedding may have no rows for them
     if recipe.train.steps is not None:  # a command may end the run earlier: `prepare_training` checks again
         check_steps(start.profile, done=done, total=recipe.train.steps)
 

@@ -14,6 +14,7 @@ from trainkit.data.sources.digests import Contents, of_value
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.storage import write_file
 from trainkit.data.tokenizer import train
+from trainkit.data.tokenizer.new_tokens import add_tokens
 from trainkit.data.tokenizer.train import Drawn, draw
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
 from trainkit.errors import TrainkitError
@@ -62,9 +63,10 @@ def find_cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents
 
 
 def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
-    """Return the tokenizer at `path`; a config.json beside it counts unless the recipe names the file directly."""
+    """Return the tokenizer at `path`, with the new tokens of the recipe; a config.json beside it counts unless the
+    recipe names the file directly."""
     alone = recipe.text_tokenizer.path is not None and Path(recipe.text_tokenizer.path).expanduser().is_file()
-    return load(path, config=not alone)
+    return add_tokens(load(path, config=not alone), recipe.text_tokenizer.new_tokens)
 
 
 def _to_train(

@@ -55,6 +55,8 @@ class LoadedTokenizer:
 
     Attributes:
         path: its `tokenizer.json`.
+        content: that file, with the tokens that a recipe adds to it.
+        beside: what the files beside it say about its special tokens.
         vocab_size: the highest id plus 1; ids in between may be unused.
         fingerprint: a digest of the file's content, and of which tokens begin and end a text.
         end_of_text: the id that follows every document.
@@ -73,7 +75,7 @@ class LoadedTokenizer:
         the one that a file names.
         """
         self.path = path
-        self._content, self._beside = content, beside
+        self.content, self.beside = content, beside
         self._tokenizer = _parse(path, content)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.end_of_text = _end_of_text(self._tokenizer, beside, path)
@@ -94,7 +96,7 @@ class LoadedTokenizer:
         """Return the id that hides a token from a masked language model; None without one. Raises TrainkitError as
         `special_tokens.id_of`."""
         # looked up only when it is needed: most tokenizers have none, and what files say about it may be wrong
-        return id_of("mask", self._tokenizer, self._beside)
+        return id_of("mask", self._tokenizer, self.beside)
 
     @cached_property
     def continuations(self) -> tuple[int, ...] | None:
@@ -127,12 +129,12 @@ class LoadedTokenizer:
         return {id_: name for name, id_ in sorted(names.items(), key=lambda pair: pair[1]) if id_ not in special}
 
     def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
-        return LoadedTokenizer, (self.path, self._content, self._beside)
+        return LoadedTokenizer, (self.path, self.content, self.beside)
 
     @cached_property
     def content_digest(self) -> str:
         """Return a digest of the file's content alone: the `fingerprint` of tokenizers in caches of format 2."""
-        return hashlib.blake2b(self._content, digest_size=16).hexdigest()
+        return hashlib.blake2b(self.content, digest_size=16).hexdigest()
 
     @property
     def dtype(self) -> str:
@@ -206,7 +208,7 @@ class LoadedTokenizer:
         """By whether names of special tokens are these tokens."""
         made = {}
         for named in (False, True):
-            made[named] = tokenizer = _parse(self.path, self._content)
+            made[named] = tokenizer = _parse(self.path, self.content)
             tokenizer.encode_special_tokens = not named
             # where no special tokens are added all it does is to leave spaces out of the places of tokens
             tokenizer.post_processor = None  # type: ignore[assignment]
@@ -214,7 +216,7 @@ class LoadedTokenizer:
 
     @cached_property
     def _of_words(self) -> Tokenizer:
-        tokenizer = _parse(self.path, self._content)
+        tokenizer = _parse(self.path, self.content)
         tokenizer.post_processor = None  # type: ignore[assignment]
         if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
             tokenizer.pre_tokenizer.add_prefix_space = True
@@ -222,7 +224,7 @@ class LoadedTokenizer:
 
     @cached_property
     def _with_special_tokens(self) -> Tokenizer:
-        tokenizer = _parse(self.path, self._content)
+        tokenizer = _parse(self.path, self.content)
         tokenizer.encode_special_tokens = False
         return tokenizer
 

@@ -32,6 +32,10 @@ class Tokenizer(Spec):
     """Branch, tag or commit on the hub."""
     train: TrainTokenizer | None = None
     """Options for training one, such as `{ vocab_size = 4096 }`."""
+    new_tokens: tuple[str, ...] = ()
+    """Tokens that are added to the tokenizer of `path`, such as `["<positive>", "<negative>"]`: each is one id wherever
+    its name stands in a text. Their ids follow the last one; `model.resize_vocabulary` widens the embedding of a
+    pretrained model for them."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Tokenizer:
@@ -39,4 +43,21 @@ class Tokenizer(Spec):
             raise ValueError('give exactly one of path = "…" and train = { vocab_size = … }')
         if self.revision is not None and self.path is None:
             raise ValueError("revision goes with path: the id of a repository on the hub")
+        return self
+
+    @model_validator(mode="after")
+    def _new_tokens_can_be_added(self) -> Tokenizer:
+        if self.new_tokens and self.train is not None:
+            raise ValueError(
+                "new_tokens are added to a tokenizer that exists: give path instead of train, such as the"
+                " tokenizer.json of a run that trained one"
+            )
+        for number, name in enumerate(self.new_tokens):
+            if not name or name != name.strip():
+                raise ValueError(
+                    f"new_tokens.{number} = {name!r} is empty, or begins or ends with white space:"
+                    ' give a name such as "<positive>"'
+                )
+            if (before := self.new_tokens.index(name)) < number:
+                raise ValueError(f"new_tokens.{number} = {name!r} is new_tokens.{before} again: leave one out")
         return self

@@ -56,6 +56,7 @@ _SAME = {
     "model.type": "model_type architecture arch",
     "tokenizer.path": "tokenizer_name tokenizer_path tokenizer_name_or_path",
     "tokenizer.train.vocab_size": "vocab_size",
+    "tokenizer.new_tokens": "add_tokens added_tokens additional_special_tokens extra_special_tokens",
     "run.seed": "random_seed data_seed",
     "run.name": "run_name name",
     "run.directory": "output_dir out_dir log_dir logging_dir run_dir",
