@@ -3,6 +3,7 @@ logits, without a prefix."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from test_hub_families import rewritten, said, same
 
 from trainkit import models
 from trainkit.errors import TrainkitError
+from trainkit.hub import source
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.safetensors import FILE
 from trainkit.hub.save import save
 from trainkit.recipe.families.bart import Bart
+from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.families.t5 import T5
 
 VOCAB = 31
@@ -28,19 +31,21 @@ SPECS: dict[str, Any] = {
     "t5-gated": T5(**_SIZES, intermediate=12, head_width=3, gated=True, tied=False, decoder_start=0, pad_token_id=0),
     "bart": Bart(**_SIZES, intermediate=12, context_length=16, decoder_start=2, pad_token_id=1),
 }
+BERT = Bert(vocab_size=VOCAB, layers=1, hidden=8, heads=2, intermediate=12, context_length=16)
+BIASES = {"bart": "final_logits_bias", "bert": "cls.predictions.bias"}
 
 
-def saved(directory: Path, name: str, dtype: str = "float32") -> Any:
+def saved(directory: Path, spec: Any, dtype: str = "float32") -> Any:
     chance = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda key: _build(SPECS[name], key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: _build(spec, key), jax.random.key(0))
     made = jax.tree.map(lambda leaf: jnp.asarray(chance.normal(0.2, 0.3, leaf.shape), dtype), shapes)
     directory.mkdir(exist_ok=True)
-    save(directory, made, SPECS[name], dtype=dtype, sequence_length=16)
+    save(directory, made, spec, dtype=dtype, sequence_length=16)
     return made
 
 
-def _build(spec: Any, key: jax.Array) -> Any:
-    return models.build(spec, vocab_size=VOCAB, sequence_length=16, implementation="xla", key=key)
+def _build(spec: Any, key: jax.Array, *, vocab: int = VOCAB) -> Any:
+    return models.build(spec, vocab_size=vocab, sequence_length=16, implementation="xla", key=key)
 
 
 def read(directory: Path, dtype: str = "float32") -> Any:
@@ -51,7 +56,7 @@ def read(directory: Path, dtype: str = "float32") -> Any:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SPECS)
 def test_out_and_in_again_is_the_identity_bit_for_bit(tmp_path: Path, name: str, dtype: str) -> None:
-    made = saved(tmp_path / "one", name, dtype)
+    made = saved(tmp_path / "one", SPECS[name], dtype)
     assert read_spec(tmp_path / "one") == SPECS[name]
     found = read(tmp_path / "one", dtype)
     same(found, made)
@@ -63,7 +68,7 @@ def test_out_and_in_again_is_the_identity_bit_for_bit(tmp_path: Path, name: str,
 
 def test_copies_of_the_embedding_are_passed_over(tmp_path: Path) -> None:
     for name, prefix in (("t5", ""), ("bart", "model.")):
-        made = saved(tmp_path / name, name)
+        made = saved(tmp_path / name, SPECS[name])
         embedding = np.asarray(made.token_embedding)
         copies = {f"{prefix}{side}.embed_tokens.weight": embedding for side in ("encoder", "decoder")}
         rewritten(tmp_path / name, lambda tensors, more=copies: tensors | more)
@@ -71,7 +76,7 @@ def test_copies_of_the_embedding_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_bart_without_head_has_no_prefix_and_no_bias_of_the_logits_which_is_then_zero(tmp_path: Path) -> None:
-    made = saved(tmp_path, "bart")
+    made = saved(tmp_path, SPECS["bart"])
 
     def bare(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         del tensors["final_logits_bias"]
@@ -84,8 +89,31 @@ def test_a_bart_without_head_has_no_prefix_and_no_bias_of_the_logits_which_is_th
     same(found, eqx.tree_at(lambda model: model.output_bias, made, found.output_bias))
 
 
+@pytest.mark.parametrize("spec", [SPECS["bart"], BERT], ids=lambda spec: spec.type)
+def test_a_bias_of_the_logits_is_resized_with_the_embedding(
+    tmp_path: Path, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "PIECE", 4 * 10)  # the new entries lie in several pieces
+    made = saved(tmp_path, spec)
+    for rows in (VOCAB + 40, VOCAB - 3):
+        shapes = jax.eval_shape(partial(_build, spec, vocab=rows), jax.random.key(0))
+        with pytest.raises(TrainkitError, match="resize_vocabulary = true"):
+            load_params(tmp_path, shapes)
+        found = load_params(tmp_path, shapes, resize=True)
+        for leaf in ("token_embedding", "output_bias"):
+            before, after = (np.asarray(getattr(model, leaf)) for model in (made, found))
+            if leaf == "output_bias":
+                before, after = before.T, after.T
+            kept = min(rows, VOCAB)
+            np.testing.assert_array_equal(after[:kept], before[:kept])
+            np.testing.assert_allclose(after[kept:], np.broadcast_to(before.mean(0), after[kept:].shape), rtol=1e-5)
+    rewritten(tmp_path, lambda tensors: tensors | {BIASES[spec.type]: np.float32(1).reshape(())})
+    with pytest.raises(TrainkitError, match="of another shape"):
+        load_params(tmp_path, shapes, resize=True)
+
+
 def test_newer_configs_say_by_the_scale_alone_that_the_output_is_not_the_embedding(tmp_path: Path) -> None:
-    made = saved(tmp_path, "t5-gated")
+    made = saved(tmp_path, SPECS["t5-gated"])
     said(tmp_path, tie_word_embeddings=True, scale_decoder_outputs=False)
     assert read_spec(tmp_path) == SPECS["t5-gated"]
     same(read(tmp_path), made)
@@ -103,7 +131,7 @@ def test_newer_configs_say_by_the_scale_alone_that_the_output_is_not_the_embeddi
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_key(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
-    saved(tmp_path, name)
+    saved(tmp_path, SPECS[name])
     said(tmp_path, **keys)
     with pytest.raises(TrainkitError, match=next(iter(keys))):
         read_spec(tmp_path)

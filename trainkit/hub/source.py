@@ -23,6 +23,8 @@ from trainkit.recipe.families.transformer import CLASSIFIER
 LISTED = 12
 #: Leaves with a row for each entry of the vocabulary.
 EMBEDDINGS = ("token_embedding", "output")
+#: Leaves with numbers for each entry of the vocabulary, and the axis along which the entries lie.
+VOCABULARY_AXIS = {"token_embedding": 0, "output": 0, "output_bias": -1}
 #: Bytes of a tensor that a thread copies in one go.
 PIECE = 16 << 20
 
@@ -93,11 +95,11 @@ class TensorSource:
             for name in self._of_heads(leaves):
                 shapes.pop(name, None)
         wanted = tensor_shapes(self.names, leaves)
-        for leaf in EMBEDDINGS:
-            name = self.names[leaf].theirs
-            if leaf in leaves and name in shapes and shapes[name][1:] == wanted[name][1:]:
+        for leaf, axis in VOCABULARY_AXIS.items():
+            name = self.names[leaf].theirs if leaf in leaves else ""
+            if name in shapes and _differ_only_along(axis, shapes[name], wanted[name]):
                 if shapes[name] != wanted[name] and not resize:
-                    raise _other_rows(shapes[name][0], wanted[name][0], self.where)
+                    raise _other_rows(shapes[name][axis], wanted[name][axis], self.where)
                 wanted[name] = shapes[name]
         if "output" not in leaves and self.tied:
             shapes.pop(self.names["output"].theirs, None)
@@ -140,7 +142,7 @@ class TensorSource:
     ) -> Callable[[tuple[slice, ...]], np.ndarray]:
         """Return a function that reads any part of a leaf into `memory`; it reads the same part only once."""
         name, known = self.names[leaf], dict[Bounds, np.ndarray]()
-        new = self._new_row(name, shape)
+        new = self._new_entry(name, shape)
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
             bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
@@ -164,30 +166,43 @@ class TensorSource:
                 piece = to[:, rows[0] - start : rows[1] - start] if axis else to[rows[0] - start : rows[1] - start]
                 yield called, (*inner[:axis], rows, *inner[axis + 1 :]), piece
 
-    def _new_row(self, name: TensorName, shape: Shape) -> np.ndarray | None:
-        """Return the row for entries that the checkpoint's embedding lacks: the mean of its rows; None if it lacks
-        none."""
-        if name.ours not in EMBEDDINGS:
+    def _new_entry(self, name: TensorName, shape: Shape) -> np.ndarray | None:
+        """Return the numbers for entries of the vocabulary that the checkpoint lacks: the mean of its entries; None if
+        it lacks none."""
+        if (axis := VOCABULARY_AXIS.get(name.ours)) is None:
             return None
         called = self.called[name.theirs]
         given = self.tensors.view(called)
-        if shape[0] <= len(given):
+        if shape[axis] <= given.shape[axis]:
             return None
-        mean = given.mean(0, dtype=np.float32)
+        mean = np.asarray(given.mean(axis, dtype=np.float32))
         self.tensors.release(called)
         return mean
 
     def _copy(self, name: TensorName, new: np.ndarray | None, called: str, bounds: Bounds, to: np.ndarray) -> None:
         tensor = self.tensors.view(called)
         given = tensor.T if name.transposed else tensor
-        if new is not None and bounds[0][1] > len(given):
-            (first, end), columns = bounds[0], slice(*bounds[1])
-            there = max(0, len(given) - first)
-            copy(given[first:end, columns], to[:there])
-            to[there:] = new[columns]
-        else:
+        if new is None:
             copy(given[tuple(slice(*bound) for bound in bounds)], to)
+        else:
+            entries_first = VOCABULARY_AXIS[name.ours] == 0
+            _copy_entries(*((given, bounds, to) if entries_first else (given.T, bounds[::-1], to.T)), new=new)
         self.tensors.release(called, slice(*bounds[1 if name.transposed else 0]))
+
+
+def _copy_entries(given: np.ndarray, bounds: Bounds, to: np.ndarray, *, new: np.ndarray) -> None:
+    """Copy a part of a tensor whose first axis is the vocabulary, and give the entries that it lacks the numbers
+    `new`."""
+    (first, end), others = bounds[0], tuple(slice(*bound) for bound in bounds[1:])
+    known = min(max(0, len(given) - first), end - first)
+    copy(given[(slice(first, first + known), *others)], to[:known])
+    to[known:] = new[others]
+
+
+def _differ_only_along(axis: int, first: Shape, second: Shape) -> bool:
+    """Return whether two shapes are the same but for an axis."""
+    sizes = enumerate(zip(first, second, strict=False))
+    return len(first) == len(second) and all(a == b for at, (a, b) in sizes if at != axis % len(second))
 
 
 def _other_rows(rows: int, wanted: int, where: str) -> TrainkitError:
