@@ -128,7 +128,7 @@ def _everything(directory: Path) -> Found:
     mark = restored[1].log
     assert mark is not None, "every checkpoint knows the log"
     reported = ["recipe"] if any(note.startswith("recipe: ") for note in resumption.notes) else []
-    reported += ["log"] if damage(run, mark, step=restored[1].step) else []
+    reported += ["log"] if damage(run, mark, step=restored[1].step, attempt=1) else []
     log, step = _log(run / "checkpoints" / str(restored[1].step)), restored[1].step
     return Found(recipe.fingerprint(), _digest(content), _digest(restored[0]), step, log, tuple(reported))
 

@@ -433,16 +433,18 @@ def test_a_log_that_lost_its_middle_or_has_other_digits_is_an_alert_of_the_next_
     run = copied(uninterrupted, tmp_path)
     info = store.newest(run)
     assert info is not None and info.manifest.log is not None
-    assert damage(run, info.manifest.log, step=info.step) is None
+    assert damage(run, info.manifest.log, step=info.step, attempt=1) is None
     lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
     kept = [
         line for line in lines if not any('"type": "step", "t"' in line and f'"step": {n},' in line for n in (7, 8))
     ]
     assert len(kept) == len(lines) - 2
     (run / "events.jsonl").write_text("".join(kept))
-    assert "2 of the steps up to 24 are missing, the first is 7" in str(damage(run, info.manifest.log, step=24))
+    assert "2 of the steps up to 24 are missing, the first is 7" in str(
+        damage(run, info.manifest.log, step=24, attempt=1)
+    )
     (run / "events.jsonl").write_text("".join(lines).replace('"train/loss": ', '"train/loss": 1', 1))
-    assert "values differ" in str(damage(run, info.manifest.log, step=24))
+    assert "values differ" in str(damage(run, info.manifest.log, step=24, attempt=1))
     assert any("values differ" in problem for problem in find_problems(run))
     done = trainkit(tmp_path, "resume", "tiny/18", "--plain")
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ def at_most(megabytes: float) -> Iterator[None]:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "damage": lambda run: damage(run, (5, "00000000"), step=8000),
+    "damage": lambda run: damage(run, (5, "00000000"), step=8000, attempt=1),
     "discard": discard,
     "last step": last_step,
     "of_kinds": lambda run: sum(1 for _ in of_kinds(run, "step")),
@@ -89,4 +89,6 @@ def test_the_steps_that_a_damaged_log_lacks_are_those_of_the_attempts_that_count
     resumed = line("run_started", 2, 2, resumed_from=2)
     lines = [*map(step_line, (1, 2, 3, 4)), resumed, *(step_line(step, 2) for step in (3, 5))]
     (tmp_path / NAME).write_bytes(b"".join(lines))
-    assert "1 of the steps up to 5 are missing, the first is 4" in str(damage(tmp_path, (5, "00000000"), step=5))
+    assert "1 of the steps up to 5 are missing, the first is 4" in str(
+        damage(tmp_path, (5, "00000000"), step=5, attempt=1)
+    )

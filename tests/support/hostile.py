@@ -67,7 +67,7 @@ def _events() -> bytes:
 
 def _read_log(run: Path) -> None:
     issued_commands(run), last_attempt(run), last_end(run), last_step(run), read(run)
-    damage(run, (9, "00000000"), step=5)
+    damage(run, (9, "00000000"), step=5, attempt=1)
     SummaryReader(run).read()
     follower = LogFollower(run)
     while follower.advance(seconds=1):

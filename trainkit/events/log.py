@@ -23,6 +23,8 @@ from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
 NAME = "events.jsonl"
+#: Beside a log that was made small: which log that is, and up to which attempt its checkpoints know another one.
+COMPACTED = "compacted.json"
 #: The beginning of the lines of step events, and of no others: `EventLog.write` puts this field first.
 STEP = b'{"type": "step"'
 #: No line of a trainer is as long; readers skip a longer one in parts, so that it takes no more memory than this.
@@ -254,10 +256,13 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
         return
 
 
-def damage(run_directory: Path, mark: tuple[int, str], *, step: int) -> str | None:
-    """Return how the log differs from the `mark` that was made of it at `step`; None if it does not."""
+def damage(run_directory: Path, mark: tuple[int, str], *, step: int, attempt: int) -> str | None:
+    """Return how the log differs from the `mark` that an attempt made of it at `step`; None if it does not, or differs
+    only because it was made small since then."""
     path, (size, expected) = run_directory / NAME, mark
     if path.exists() and files.checksum_of(path, size) == expected:
+        return None
+    if _is_small_log_of(run_directory, attempt):
         return None
     # twice through the log, which may be larger than the memory
     current, seen = CurrentEvents(of_kinds(run_directory, "run_started")), bytearray(step + 1)
@@ -268,6 +273,17 @@ def damage(run_directory: Path, mark: tuple[int, str], *, step: int) -> str | No
     lost = f"{missing} of the steps up to {step} are missing, the first is {seen.find(0, 1)}" if missing else ""
     lost = lost or "no step is missing, but other events are or values differ"
     return f"{NAME} is not as it was at step {step}: {lost}; training itself needs none of them"
+
+
+def _is_small_log_of(run_directory: Path, attempt: int) -> bool:
+    """Return whether the log begins with the undamaged small log of a run up to this attempt or a later one."""
+    try:
+        record = files.read_json(run_directory / COMPACTED)
+        expected = str(record["crc32"])
+        is_later = int(record["attempt"]) >= attempt
+        return is_later and files.checksum_of(run_directory / NAME, int(record["bytes"])) == expected
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def last_attempt(run_directory: Path) -> int:

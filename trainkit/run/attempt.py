@@ -154,7 +154,7 @@ def _run_to_end(
         for plugin in loaded.plugins:
             log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
         mark = newest.manifest.log if newest and hosts.is_first() else None
-        if newest and mark and (problem := damage(directory, mark, step=newest.step)):
+        if newest and mark and (problem := damage(directory, mark, step=newest.step, attempt=newest.manifest.attempt)):
             log.write("alert", step=log.step, kind="log", message=problem)
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")

@@ -73,7 +73,7 @@ def find_problems(directory: Path) -> list[str]:
     except TrainkitError as error:
         problems.append(f"{error.where}: {error.problem}")
     mark = newest.manifest.log
-    if mark is not None and (problem := damage(directory, mark, step=newest.step)):
+    if mark is not None and (problem := damage(directory, mark, step=newest.step, attempt=newest.manifest.attempt)):
         problems.append(f"{as_typed(directory)}: {problem}")
     return problems
 

@@ -116,7 +116,7 @@ def training_seconds(times: Series) -> tuple[Floats, Floats]:
 
 def time_unit(views: Sequence[View]) -> tuple[str, float]:
     """Return the unit of training time for these runs, and its seconds."""
-    longest = max((view.series[SECONDS].total for view in views if SECONDS in view.series), default=0.0)
+    longest = max((_trained_for(view) for view in views), default=0.0)
     for unit, seconds in ((", days", 86400.0), (", hours", 3600.0), (", minutes", 60.0)):
         if longest >= 3 * seconds:
             return unit, seconds
@@ -151,5 +151,9 @@ def _best(series: Series | None) -> str:
 
 
 def _training_seconds(view: View) -> str:
+    return f"{_trained_for(view):,.1f} s" if view.series.get(SECONDS) else "–"
+
+
+def _trained_for(view: View) -> float:
     times = view.series.get(SECONDS)
-    return f"{times.total:,.1f} s" if times else "–"
+    return float(training_seconds(times)[1][-1]) if times else 0.0

@@ -176,6 +176,23 @@ def write_progress(run_directory: Path, name: Name, progress: TrackerProgress) -
     files.write_json(run_directory / f"{name}.json", asdict(progress))
 
 
+def not_copied(run_directory: Path, size: int) -> list[str]:
+    """Return the trackers of a run, by their titles, that have less than `size` bytes of its log."""
+    known = {name: read_progress(run_directory, name) for name in NAMES if (run_directory / f"{name}.json").exists()}
+    return [ABOUT[name].title for name, progress in known.items() if progress is None or progress.offset != size]
+
+
+def have_moved(run_directory: Path, old: int, new: int) -> None:
+    """Record that a log of `old` bytes, which trackers have whole, is replaced by one of `new` bytes.
+
+    Raises OSError.
+    """
+    for name in NAMES:
+        if (progress := read_progress(run_directory, name)) is not None and progress.offset == old:
+            progress.offset = new
+            write_progress(run_directory, name, progress)
+
+
 class Distribution(NamedTuple):
     """Counts of values in bins of equal width between `low` and `high`."""
 
