@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from trainkit.data.show import ShownRow
     from trainkit.recipe import Recipe
 
+_ONLY_REMOVES = "--prune only removes what no run needs"
 _ONLY_COMPARES = "--verify only compares shards with their checksums"
 EXCLUSIVE = [
     ("--rebuild", "--repair", "--rebuild deletes what --repair would repair"),
     ("--verify", "--repair", "--repair verifies too"),
     *(
-        ("--verify", option, _ONLY_COMPARES)
-        for option in ("--rebuild", "--show", "--export", "--workers", "--engine", "--address")
+        (option, other, reason)
+        for option, reason in (("--verify", _ONLY_COMPARES), ("--prune", _ONLY_REMOVES))
+        for other in ("--rebuild", "--show", "--export", "--workers", "--engine", "--address")
     ),
+    *(("--prune", option, _ONLY_REMOVES) for option in ("--verify", "--repair")),
 ]
-NEEDS = [("--address", "--engine")]
+NEEDS = [("--address", "--engine"), ("--yes", "--prune")]
 
 #: Seconds between two lines of progress where there is no terminal.
 EVERY_SECONDS = 5.0
@@ -72,6 +75,14 @@ def cache_data(
     repair: Annotated[
         bool, typer.Option("--repair", help="Compare the shards with their checksums and rewrite damaged ones.")
     ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Show what of the cache neither this recipe nor a run in run.directory needs; --yes removes it.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what --prune shows.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete the whole cache directory first.")] = False,
     show: Annotated[int, typer.Option(metavar="N", min=0, help="Print the first N examples.")] = 0,
     export: Annotated[
@@ -86,6 +97,8 @@ def cache_data(
     directory = Path(parsed.data.cache)
     if verify:
         return _verify(directory)
+    if prune:
+        return _prune(parsed, yes=yes)
     if export is not None:
         from trainkit.data.export import check_exportable
 
@@ -144,6 +157,22 @@ def _repair(directory: Path) -> list[str]:
         report = verify(directory, progress)
     remove(directory, report)
     return [f"{file}: {problem}; rewritten" for file, problem in report.damaged]
+
+
+def _prune(recipe: Recipe, *, yes: bool) -> str:
+    """Return what of the cache no run needs, after removing it if `yes`."""
+    from trainkit.data.prune import find_unused, prune
+
+    unused = prune(recipe) if yes else find_unused(recipe)
+    lines = [f"{run} does not say which data it needs: some may have to be tokenised again" for run in unused.unknown]
+    lines.append(f"kept: what this recipe and {plural(unused.runs, 'run')} below {recipe.run.directory} need")
+    if not unused.files:
+        return "\n".join([*lines, "nothing else is in the cache"])
+    found = f"{plural(unused.ledgers, 'ledger')} and {plural(unused.shards, 'shard')}, {format_bytes(unused.bytes)}"
+    if yes:
+        return "\n".join([*lines, f"removed: {found}"])
+    lines += [f"unused: {path}" for path in unused.files if path.suffix != ".npy"]
+    return "\n".join([*lines, f"{found} can be removed; to do so: --prune --yes"])
 
 
 def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit import files
+from trainkit.data import storage
 from trainkit.data.batches.order import MIXTURE_BLOCK
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.build import Cache, begin, build, may_start_early
@@ -38,10 +39,11 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Recorded:
-    """The fingerprint of a run's data, and the ledgers that it is made of."""
+    """The fingerprint of a run's data, the ledgers that it is made of, and those of its evaluation sets."""
 
     fingerprint: str
     ledgers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 class _OtherData(TrainkitError):
@@ -58,7 +60,7 @@ class _OtherData(TrainkitError):
 
 def keep(cache: Cache, run: Path) -> None:
     """Record in the run's directory which data it is trained on. Raises OSError."""
-    files.write_json(run / NAME, asdict(Recorded(cache.fingerprint, cache.ledgers)))
+    files.write_json(run / NAME, asdict(Recorded(cache.fingerprint, cache.ledgers, cache.other_ledgers)))
 
 
 def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
@@ -77,7 +79,8 @@ def read(run: Path) -> Recorded | None:
     """Return what a run recorded; None if an earlier version began the run."""
     try:
         record = files.read_json(run / NAME)
-        return Recorded(str(record["fingerprint"]), tuple(map(str, record["ledgers"])))
+        others = record.get("others", ())  # an earlier version wrote none
+        return Recorded(str(record["fingerprint"]), tuple(map(str, record["ledgers"])), tuple(map(str, others)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -144,8 +147,9 @@ def _whole(recipe: Recipe, run: Path, recorded: Recorded) -> Cache | None:
         if not (run / "tokenizer.json").is_file():
             return None
         codec = load(run / "tokenizer.json")
+    in_use = storage.Use(Path(recipe.data.cache))
     training_set = set_of_ledgers(recipe, codec, recorded.ledgers)
-    cache = training_set and Cache(recipe, codec, [training_set])
+    cache = training_set and Cache(recipe, codec, [training_set], in_use)
     return cache if cache and cache.fingerprint == recorded.fingerprint else None
 
 

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -31,6 +31,8 @@ from trainkit import files
 from trainkit.errors import TrainkitError
 
 _TEMPORARY = ".tmp-"
+#: The file of a cache that each process which uses the cache locks, together with others.
+_IN_USE = "in-use"
 #: Seconds without a write after which the file of a killed writer is removed.
 _ABANDONED = 24 * 3600
 _REBUILD = 'rebuild it: trainkit cache-data RECIPE --rebuild; or use another directory: --set data.cache="DIRECTORY"'
@@ -160,6 +162,44 @@ def claim(path: Path) -> Iterator[bool]:
             yield True
         finally:
             path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+class Use:
+    """Keeps `all_to_oneself` from giving a cache to another process, for as long as this object exists.
+
+    On a file system without locks it does nothing; there nobody gets a cache to himself either.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        self._release: Callable[[], object] = lambda: None
+        with contextlib.suppress(OSError):
+            descriptor = os.open(cache / _IN_USE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            self._release = weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a moment while somebody removes what is unused
+
+    @contextlib.contextmanager
+    def unless_failed(self) -> Iterator[None]:
+        """End the use of the cache if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self._release()
+            raise
+
+
+@contextlib.contextmanager
+def all_to_oneself(cache: Path) -> Iterator[bool]:
+    """Yield whether no process uses a cache, nor will before the block ends. Never waits. Raises TrainkitError."""
+    with refusals(cache):
+        descriptor = os.open(cache / _IN_USE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
     finally:
         os.close(descriptor)
 

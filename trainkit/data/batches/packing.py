@@ -180,7 +180,9 @@ def load(
     """
     parts = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
     key = of_value(parts if shift else [*parts, "not shifted"])
-    path = cache / "frames" / f"{key}.npy"
+    path = cache / "frames" / f"{shard.key}-{key}.npy"
+    if (earlier := cache / "frames" / f"{key}.npy").exists():  # an earlier version did not name the shard
+        path = earlier
     try:
         return _read(path)
     except (FileNotFoundError, ValueError):

@@ -65,7 +65,8 @@ def make_apart(cache: Path, group: Set, codec: LoadedTokenizer | None) -> None:
     for number in range(len(held_out.sections)):
         if (keep := _which_stay(held_out, number, copies)) is not None:
             written[str(number)] = asdict(_write(cache, held_out, number, keep, codec))
-    write_json(_path(cache, group), {"shards": written})
+    names = sorted({name for source in group.sources for name in source.names.values()})
+    write_json(_path(cache, group), {"shards": written, "ledgers": names})
     found = find_apart(cache, group)
     assert found, "what was written can be read"
 

@@ -11,6 +11,7 @@
     CACHE/hub/         the commits at which datasets of the Hugging Face hub were first seen
     CACHE/rejected/    lists of the documents that could not be used
     CACHE/locks/       units that some process is working on
+    CACHE/in-use       locked by each process that uses the cache: see `../prune.py`
 
 Everything is named by what it was made from. So nothing ever becomes wrong, only unused; all recipes can share one
 cache; the next process finds what a killed one had finished; several processes share the work; and deleting any of it
@@ -38,6 +39,7 @@ from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.files import make_directory
 from trainkit.plan import steps_need_data
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, Pad
@@ -48,6 +50,7 @@ class Cache:
 
     Attributes:
         directory: of the cache.
+        in_use: keeps what the cache holds in place, for as long as this object exists.
         tokenizer: None if documents are not text.
         train: all training sources, one after the other.
         sources: each training source, in the recipe's order.
@@ -55,12 +58,14 @@ class Cache:
         fingerprint: of the training documents and what makes them tokens. A resumed run must find the same. It is
             known before they are tokenised.
         ledgers: the names of the training sources' ledgers.
+        other_ledgers: the names of all others: of held-out documents and of validation sets.
         trained: the training sources, as they are tokenised.
         units: of each source, by the name of the set.
     """
 
-    def __init__(self, recipe: Recipe, codec: LoadedTokenizer | None, sets: Sequence[Set]) -> None:
+    def __init__(self, recipe: Recipe, codec: LoadedTokenizer | None, sets: Sequence[Set], in_use: storage.Use) -> None:
         self.directory, self.tokenizer = Path(recipe.data.cache), codec
+        self.in_use = in_use
         self._recipe, self._sets = recipe, sets
         self.trained, *own = sets
         trained = self.trained
@@ -74,6 +79,8 @@ class Cache:
         if recipe.data.held_out:
             self.units["held-out"] = self.units["train"]
         self.ledgers = tuple(source.names[first] for source in trained.sources)
+        every = {name for group in sets for source in group.sources for name in source.names.values()}
+        self.other_ledgers = tuple(sorted(every - {*self.ledgers}))
         self._stop = Stop()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -169,8 +176,9 @@ def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None
     """
     cache, sets = _prepare(recipe, progress, check)
     engine = engine or threads()
-    for group in sets:
-        _make(recipe.data, group, cache, engine=engine, progress=progress)
+    with cache.in_use.unless_failed():
+        for group in sets:
+            _make(recipe.data, group, cache, engine=engine, progress=progress)
     return cache
 
 
@@ -217,15 +225,11 @@ def find(recipe: Recipe) -> Cache | None:
     Raises:
         TrainkitError: the sources or the tokenizer cannot be used, or a set is empty.
     """
-    directory = Path(recipe.data.cache)
+    directory, in_use = Path(recipe.data.cache), storage.Use(Path(recipe.data.cache))
     storage.check_format(directory, shards.FORMATS)
-    listing = digests.recall(directory, (*recipe.data.train, *recipe.data.validation))
-    if listing is None:
+    if (known := _known_sets(recipe)) is None:
         return None
-    codec = load.find_cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
-    if codec is None and recipe.data.is_text:
-        return None
-    sets = sets_of(recipe, listing, codec)
+    codec, sets = known
     for group in sets:
         for source in group.sources:
             ledgers = find_usable(source, directory, recipe.data.on_error)
@@ -235,21 +239,44 @@ def find(recipe: Recipe) -> Cache | None:
         check_not_empty(recipe.data, group)
         if group.apart is not None and not find_apart(directory, group):
             return None
-    return Cache(recipe, codec, sets)
+    return Cache(recipe, codec, sets, in_use)
+
+
+def ledgers_of(recipe: Recipe) -> set[str]:
+    """Return the names of all ledgers of a recipe, whether they exist or not; none if its sources were never read.
+
+    Raises TrainkitError if the sources or the tokenizer cannot be used.
+    """
+    _, sets = _known_sets(recipe) or (None, [])
+    return {name for group in sets for source in group.sources for name in source.names.values()}
+
+
+def _known_sets(recipe: Recipe) -> tuple[LoadedTokenizer | None, list[Set]] | None:
+    """Return the tokenizer and the sets of a recipe without writing anything; None if its sources or its tokenizer were
+    never read."""
+    listing = digests.recall(Path(recipe.data.cache), (*recipe.data.train, *recipe.data.validation))
+    if listing is None:
+        return None
+    codec = load.find_cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
+    return None if codec is None and recipe.data.is_text else (codec, sets_of(recipe, listing, codec))
 
 
 def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tuple[Cache, Sequence[Set]]:
     """Return the cache and its sets after reading the sources and finding or training the tokenizer."""
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMATS)
-    listing = digests.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
-    codec = load.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
-    sets = sets_of(recipe, listing, codec)
-    cache = Cache(recipe, codec, sets)
-    if check:
-        check(cache)
-    storage.write_format(directory, shards.FORMAT)
-    storage.sweep(directory / "shards")
+    with storage.refusals(directory):
+        make_directory(directory)
+    in_use = storage.Use(directory)
+    with in_use.unless_failed():
+        listing = digests.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
+        codec = load.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
+        sets = sets_of(recipe, listing, codec)
+        cache = Cache(recipe, codec, sets, in_use)
+        if check:
+            check(cache)
+        storage.write_format(directory, shards.FORMAT)
+        storage.sweep(directory / "shards")
     return cache, sets
 
 
