@@ -67,6 +67,8 @@ def test_a_recipe_that_is_not_there_ends_every_command_with_2(call, tmp_path, co
         (["rnu"], "Did you mean 'run'?"),
         (["check"], "Missing argument 'RECIPE'"),
         (["check", "--st", "a=1", "x"], "--set"),
+        (["check", "x", "train.steps=5", "run.name=a b"], "--set train.steps=5 --set 'run.name=a b'"),
+        (["check", "x", "y"], "unexpected extra argument"),
         (["run", "x", "--plain", "--json"], "exclude each other"),
         (["plan", "x", "--devices", "0"], "--devices"),
         ([], "Usage: trainkit"),

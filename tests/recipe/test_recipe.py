@@ -256,9 +256,9 @@ def test_a_recipe_that_extends_itself_or_nothing_names_the_chain(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     write(tmp_path, 'extends = "b.toml"', "a.toml")
     write(tmp_path, 'extends = "a.toml"', "b.toml")
-    assert wrong(Path("a.toml")).startswith("a.toml -> b.toml -> a.toml: a recipe extends itself")
+    assert wrong(Path("a.toml")).startswith("a.toml -> b.toml:1 -> a.toml: a recipe extends itself")
     write(tmp_path, 'extends = "bb.toml"', "c.toml")
-    assert wrong(Path("c.toml")) == "c.toml -> bb.toml: there is no such file\nhint: did you mean b.toml?"
+    assert wrong(Path("c.toml")) == "c.toml:1 -> bb.toml: there is no such file\nhint: did you mean b.toml?"
     write(tmp_path, "\nextends = [1]", "d.toml")
     assert "d.toml:2: extends takes a path" in wrong(Path("d.toml"))
 
@@ -292,16 +292,30 @@ def test_an_override_is_toml_or_else_a_bare_string(tmp_path, override, key, valu
     ("override", "said"),
     [
         ("train.stepz=4", "--set train.stepz: train.stepz = 4: no such key\nhint: did you mean steps?"),
-        ("train.steps=many", '--set train.steps: train.steps = "many": expected a whole number of at least 1'),
+        (
+            "train.steps=many",
+            '--set train.steps: train.steps = "many": expected a whole number of at least 1',
+        ),
         ("train.steps", "--set train.steps: an override is written KEY=VALUE"),
         ("train..steps=4", "--set train..steps=4: an override is written KEY=VALUE"),
         ("data.train.3.weight=1.0", "--set data.train.3.weight=1.0: data.train is a list of 1"),
         ("model.heads.x=1", "--set model.heads.x=1: model.heads is a value"),
         ("run.name=4", 'hint: write a string: name = "4"'),
+        ("run.extends=a.toml", "extends stands at the top of the file"),
     ],
 )
 def test_a_wrong_override_is_named(tmp_path, override, said):
     assert said in wrong(write(tmp_path), override)
+
+
+def test_two_overrides_that_exclude_each_other_are_refused(tmp_path):
+    path = write(tmp_path)
+    for first, second in (("train.epochs=1", "train.steps=5"), ("tokenizer.train={}", "tokenizer.path=a")):
+        for overrides in ([first, second], [second, first]):
+            with pytest.raises(TrainkitError, match="exclude each other") as raised:
+                load(path, overrides)
+            assert raised.value.where == f"--set {overrides[1]}"
+    assert load(path, ["train.steps=4", "train.steps=5"]).recipe.train.steps == 5
 
 
 # files that cannot be read
@@ -346,6 +360,20 @@ def test_a_syntax_error_shows_the_line_and_what_was_meant(tmp_path, monkeypatch,
     assert line.splitlines()[-1] in said and hint in said
 
 
+def test_a_table_that_is_written_twice_names_both_lines(tmp_path):
+    text = f"{TEXT}[data.encoding]\ntype = 'pack'\n[data.encoding]\n"
+    said = wrong(write(tmp_path, text))
+    first = line_of(text, "[data.encoding]")
+    assert f"sample.toml:{first + 2}: [data.encoding] is written twice: first in line {first}" in said
+
+
+def test_an_extended_file_without_a_path_is_a_mistake_of_its_line(tmp_path):
+    for name in ("a\\u0000b", "x" * 300, "loop.toml", ""):
+        (tmp_path / "loop.toml").unlink(missing_ok=True)
+        (tmp_path / "loop.toml").symlink_to(tmp_path / "loop.toml")
+        assert re.search(r"sample.toml:1[: ]", wrong(write(tmp_path, f'extends = ["{name}"]\n{TEXT}'))), name
+
+
 # mistakes
 
 
@@ -367,7 +395,11 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
     for part, problem, hint in (
         ("layer =", "model.layer = 2: no such key", "did you mean layers?"),
         ("heads =", "[model]: heads = 5 does not divide hidden = 32; the nearest that do: 2, 4, 8", ""),
-        ("steps =", 'train.steps = "20": expected a whole number of at least 1, found a string', "without quotes"),
+        (
+            "steps =",
+            'train.steps = "20": expected a whole number of at least 1, found a string',
+            "without quotes",
+        ),
         ("batch_size =", "train.batch_size = 0: expected a whole number of at least 1", ""),
         ("learning_rate =", "optimizer.learning_rate = -1: expected a number greater than 0", ""),
         (
@@ -446,6 +478,19 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
         (
             [('type = "python-stdlib"', 'type = "python-stdlib"\nweight = [[0, 1.0], [5]]')],
             "data.train.0.weight.1 = [5]: expected a list of 2",
+        ),
+        (
+            [('type = "python-stdlib"', 'type = "python-stdlib"\nweight = [0, 3.0]')],
+            "data.train.0.weight = [0, 3.0]: expected a number",
+        ),
+        ([("layers = 2", "LAYERS = 2")], "model.LAYERS = 2: no such key\nhint: did you mean layers?"),
+        (
+            [('type = "python-stdlib"', 'path = "a.jsonl"\ndocument = {}')],
+            'data.train.0.document.type is missing: expected "template" or',
+        ),
+        (
+            [("learning_rate = 1e-3", 'learning_rate = 1e-3\nbetas = ["0.9", 0.95]')],
+            "hint: write the number without quotes: 0.9",
         ),
         ([("aim = false", "aim = 1979-05-27")], "expected true or false, found a date or time"),
     ],

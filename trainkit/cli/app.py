@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Annotated, Any
@@ -60,6 +61,23 @@ class CheckedCommand(TyperCommand):
 
     exclusive: Iterable[tuple[str, str, str]] = ()
     needs: Iterable[tuple[str, str]] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # click's UsageError; where typer keeps that class depends on its version
+            message = str(getattr(error, "message", ""))
+            if "unexpected extra argument" not in message:
+                raise
+            settings = [a for n, a in enumerate(given) if re.fullmatch(r"[\w.]+=.*", a) and given[n - 1][:2] != "--"]
+            if not settings or not any("--set" in parameter.opts for parameter in self.params):
+                raise
+            import shlex  # few commands need it
+
+            hint = f"to override a value: {' '.join(f'--set {shlex.quote(setting)}' for setting in settings)}"
+            raise TrainkitError(f"{message[0].lower()}{message[1:]}", hint=hint) from None
 
     def invoke(self, ctx: Any) -> Any:
         sources = {

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
+from trainkit.recipe.toml.layers import SET, all_keys
 from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.schema import (
     Node,
@@ -32,9 +33,11 @@ from trainkit.recipe.toml.schema import (
     placeholder,
     types_of,
 )
-from trainkit.recipe.toml.suggestions import correction, fit, is_kind, kind_of, short, suggest
+from trainkit.recipe.toml.suggestions import accepts, correction, fit, is_kind, kind_of, short, suggest, word_for
 from trainkit.recipe.toml.values import toml_value
 
+#: Keys of a file that are taken out of it before it is validated: a mistake is not repaired by moving it there.
+TAKEN = ("extends", "mode")
 #: Largest number of validations; each finds what earlier mistakes hid.
 LOOKS = 8
 
@@ -100,8 +103,8 @@ class _Search:
                     self._contradiction(key, str(e["ctx"]["error"]))
                 elif e["type"] == "missing" and _get(self.data, key, _NOTHING) is _NOTHING:
                     self._missing(key)
-                else:
-                    self._wrong(key)
+                elif not self._was_repaired(key):
+                    self._wrong(self._whole(key))
             if len(self.found) == before:
                 break
             try:
@@ -116,10 +119,17 @@ class _Search:
         return node_at(key, self.data, self.language)
 
     def _where(self, key: Key) -> Origin:
+        found = self.origin(self._as_written(key))
+        moved = (source for target, source in self.written.items() if target[:1] == key[:1])
+        # a section that the file has not, but for a key that belongs there
+        return self.origin(next(moved, key)) if not found.line and not found.file.startswith(str(SET)) else found
+
+    def _as_written(self, key: Key) -> Key:
+        """Return the key that a repair gave this name."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.written:
-                return self.origin(self.written[key[:length]] + key[length:])
-        return self.origin(key)
+                return self.written[key[:length]] + key[length:]
+        return key
 
     def _unknown(self, key: Key) -> None:
         section, name = key[:-1], str(key[-1])
@@ -134,8 +144,8 @@ class _Search:
             hint = f"allowed here: {', '.join(known)}" if known else "leave it out"
         self.found[key] = Mistake(self._where(key), problem, hint)
         _get(self.data, section).pop(name)
-        if target and _place(self.data, target, value):
-            self.written[target] = key
+        if target and target[0] not in TAKEN and _place(self.data, target, value):
+            self.written[target] = self._as_written(key)
 
     def _of_another_type(self, section: Key, name: str) -> str:
         node = self._node(section)
@@ -149,10 +159,10 @@ class _Search:
     def _missing(self, key: Key, why: str = "") -> None:
         node = self._node(key)
         assert node is not None, key
-        self.repaired.add(key)
         _put(self.data, key, placeholder(node))
-        if any(known != key and key[: len(known)] == known for known in self.repaired):
-            return
+        if any(key[: len(known)] == known for known in self.repaired):
+            return  # a repair removed it
+        self.repaired.add(key)
         what = f"section [{dotted_key(key)}]" if has_table(node) and not choices(node) else dotted_key(key)
         if key == ("data", "train"):
             what = "[[data.train]]"
@@ -165,18 +175,28 @@ class _Search:
         problem = f"{what} is missing" + (f", {why}" if why else "")
         self.found[key] = Mistake(self._where(key[:-1]), problem, hint)
 
+    def _was_repaired(self, key: Key) -> bool:
+        return any(key[: len(known)] == known for known in self.repaired)
+
+    def _whole(self, key: Key) -> Key:
+        """Return the key of the list where the entry of a list is wrong because the list should be in another one."""
+        outer, node = _get(self.data, key[:-1]), self._node(key[:-1])
+        is_pair = isinstance(key[-1], int) and isinstance(outer, list) and node is not None and accepts(node, [outer])
+        return key[:-1] if is_pair else key
+
     def _wrong(self, key: Key) -> None:
         value, node = _get(self.data, key), self._node(key)
         assert node is not None, key
         if isinstance(value, dict) and has_table(node):
             # the error is that of a union's `type`
-            key, value = (*key, "type"), value.get("type")
+            key, is_missing, value = (*key, "type"), "type" not in value, value.get("type")
             allowed: list[Any] = types_of(node)
             expected = " or ".join(map(toml_value, allowed))
         else:
-            allowed, expected = choices(node), describe(node)
-        problem = f"{dotted_key(key)} = {short(value)}: expected {expected}"
-        if not is_kind(value, node) and not allowed:
+            allowed, expected, is_missing = choices(node), describe(node), False
+        found = " is missing" if is_missing else f" = {short(value)}"
+        problem = f"{dotted_key(key)}{found}: expected {expected}"
+        if not is_missing and not is_kind(value, node) and not allowed:
             problem += f", found {kind_of(value)}"
         if key[-1] == "type" and isinstance(value, str):
             allowed = self._likely_types(key, node, value, allowed)
@@ -189,7 +209,12 @@ class _Search:
 
         Return all where none is near.
         """
-        near = {kind: difflib.SequenceMatcher(None, value, kind).ratio() for kind in allowed}
+        if not allowed:
+            return allowed
+        word = word_for(key, value, allowed)
+        if word is not None and word not in difflib.get_close_matches(value, allowed):
+            return [word]  # an alias
+        near = {kind: difflib.SequenceMatcher(None, value.lower(), kind).ratio() for kind in allowed}
         nearest = [kind for kind in allowed if near[kind] == max(near.values())]
         if near[nearest[0]] < 0.5:
             return allowed
@@ -223,6 +248,7 @@ class _Search:
             return
         if not key:
             paths = [path for path in leaves(self.language) if len(path) > 1 and dotted_key(path) in message]
+            paths = paths or [path for path in all_keys(self.data, ()) if path and path[-1] in words]
         named = sorted(paths, key=lambda path: message.index(str(path[-1])))
         problem = f"[{dotted_key(key)}]: {message}" if key else message
         self.found[message] = Mistake(self._where(named[0] if named else key), problem)
@@ -274,6 +300,8 @@ def _put(data: Any, key: Key, value: Any) -> None:
 
 def _place(data: dict[str, Any], target: Key, value: Any) -> bool:
     """Put a value where it belongs, unless that place is taken."""
+    if any(isinstance(part, int) for part in target) and not isinstance(_get(data, target[:-1]), dict):
+        return False  # there is no such entry of a list
     table: Any = data
     for part in target[:-1]:
         table = table.setdefault(part, {}) if isinstance(table, dict) else _get(table, (part,))

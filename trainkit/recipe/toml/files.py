@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -20,29 +21,34 @@ from trainkit.recipe.sections.source import SourceSpec, document_of
 from trainkit.recipe.spec import Spec
 from trainkit.recipe.toml.layers import Layer, table_at
 from trainkit.recipe.toml.positions import Origin, locate
+from trainkit.text import shorten
 
 
-def read_file(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
+def read_file(path: Path, chain: tuple[Path, ...] = (), named_at: Origin | None = None) -> Layer:
     """Return a file merged over what it extends.
 
     Args:
         chain: the files that extend it, the first one first.
+        named_at: where the last of these names it.
 
     Raises:
         TrainkitError: the file is missing, unreadable or not TOML, or it extends itself.
     """
     shown = as_shown(path)
-    led_here = " -> ".join([*map(as_shown, chain), shown])
-    resolved = path.resolve()
-    if resolved in [known.resolve() for known in chain]:
-        raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
+    led_here = " -> ".join([*map(as_shown, chain[:-1]), *([str(named_at)] if named_at else []), shown])
+    try:
+        resolved = path.resolve()
+        if resolved in [known.resolve() for known in chain]:
+            raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a name that no file can have
+        raise TrainkitError(f"is no path of a file: {error}", where=led_here) from error
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error, where=led_here) from error
     try:
         table = tomli.loads(text)
-    except (tomli.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _not_toml(text, error, shown) from error
     lines = {key: Origin(shown, line) for key, line in locate(text).items()}
     for part in (table, *(mode for mode in table_at(table, "mode").values() if isinstance(mode, dict))):
@@ -50,15 +56,16 @@ def read_file(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
             files[:] = [os.path.abspath(path.parent / os.path.expanduser(file)) for file in files]
     own = Layer(table, lines, Origin(shown))
     merged = Layer({}, {}, Origin(shown), text=text)
-    for base in _extends(own):
-        merged.put(read_file(path.parent / base, (*chain, path)))
+    for number, base in enumerate(_extends(own)):
+        place = own.origins.get(("extends", number), own.origin(("extends",)))
+        merged.put(read_file(path.parent / base, (*chain, path), place))
     merged.put(own)
     return merged
 
 
 def _extends(layer: Layer) -> list[str]:
     value = layer.table.pop("extends", [])
-    bases = [value] if isinstance(value, str) else value
+    bases = [value] if isinstance(value, str) and value else value
     if not are_texts(bases):
         raise TrainkitError(
             "extends takes a path or a list of paths, relative to this file",
@@ -91,25 +98,54 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) 
     return TrainkitError(f"cannot be read: {error.strerror}", where=where)
 
 
-def _not_toml(text: str, error: tomli.TOMLDecodeError | RecursionError, shown: str) -> TrainkitError:
+def _not_toml(text: str, error: ValueError | RecursionError, shown: str) -> TrainkitError:
     """Return a syntax error with its line and what was probably meant; `shown` is the file's name."""
     if isinstance(error, RecursionError):
         return TrainkitError("nested too deeply", where=shown)
+    if not isinstance(error, tomli.TOMLDecodeError):
+        return _unreadable_value(text, error, shown)
     number, column = error.lineno, error.colno
     lines = text.split("\n")
     if number > 1 and column == 1 and not lines[number - 1].strip():
         # the end of the text: the line before it is unfinished
         number, column = number - 1, len(lines[number - 2]) + 1
     line = lines[number - 1]
+    if (twice := _written_twice(lines, number, error.msg)) is not None:
+        return TrainkitError(twice, where=f"{shown}:{number}", hint="keep one of the two, with the keys of both")
     problem = f"not TOML: {error.msg[0].lower()}{error.msg[1:]}\n  {line}\n  {' ' * (column - 1)}^"
     return TrainkitError(problem, where=f"{shown}:{number}:{column}", hint=_meant(line, error.msg))
+
+
+def _written_twice(lines: list[str], number: int, message: str) -> str | None:
+    """Return the problem of a table that the line of a number declares again; None if it does not."""
+    named = re.fullmatch(r"Cannot declare \((.*?),?\) twice", message)
+    if named is None:
+        return None
+    name = ".".join(part.strip()[1:-1] for part in named[1].split(", "))
+    written = re.compile(rf"\s*(\[\s*{re.escape(name)}\s*\]|{re.escape(name.rpartition('.')[2])}\s*=)")
+    first = next((line for line, text in enumerate(lines[: number - 1], start=1) if written.match(text)), None)
+    return f"[{name}] is written twice" + (f": first in line {first}" if first else "")
+
+
+def _unreadable_value(text: str, error: ValueError, shown: str) -> TrainkitError:
+    """Return the error of a value that is TOML, but has no meaning in Python, such as a number of 5,000 digits."""
+    digits = re.search(rf"[\d_]{{{MOST_DIGITS},}}", text)
+    if digits is None:
+        return TrainkitError(f"a value cannot be read: {error}", where=shown)
+    line = text.count("\n", 0, digits.start())
+    key = text.split("\n")[line].partition("=")[0].strip()
+    return TrainkitError(
+        f"{shorten(key)}: a number has more than {MOST_DIGITS:,} digits",
+        where=f"{shown}:{line + 1}",
+        hint="no key takes such a number: trainkit explain RECIPE KEY shows its range",
+    )
 
 
 def _meant(line: str, message: str) -> str:
     pair = re.match(r"\s*([\w.\"-]+)\s*=\s*(.*?)\s*(#.*)?$", line)
     value = pair.group(2).rstrip(",") if pair else ""
-    if re.match(r"\s*[\w.-]+\s*:", line):
-        return "write = between key and value, not :"
+    if yaml := re.match(r"[\s-]*([\w.-]+)\s*:(?:\s|$)", line):
+        return _meant_by_yaml(yaml[1])
     if value in ("True", "False"):
         return f"write {value.lower()}"
     if value in ("None", "null", "nil", "~", ""):
@@ -125,6 +161,16 @@ def _meant(line: str, message: str) -> str:
     if value.count('"') % 2 or value.count("'") % 2:
         return "a string is not closed"
     return ""
+
+
+def _meant_by_yaml(name: str) -> str:
+    """Return what to write in place of a key and a colon."""
+    from trainkit.recipe.toml.suggestions import suggest
+
+    called, _ = suggest(name, (), [])
+    return "write = between key and value, not :, and [section] above the keys of a section" + (
+        f"; {name}: {called}" if called else ""
+    )
 
 
 def _tomls(directory: Path) -> list[Path]:
@@ -146,6 +192,8 @@ def _recipes_in(directory: Path) -> str:
 OWN_RECIPES = Path(__file__).parents[3] / "recipes"
 #: What a URL begins with.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+#: Python reads no number of more digits.
+MOST_DIGITS = sys.int_info.default_max_str_digits
 S = TypeVar("S", bound=Spec)
 
 

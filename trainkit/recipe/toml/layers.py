@@ -178,6 +178,8 @@ def put_value(layer: Layer, key: Key, value: Any, origin: Origin, *, where: str)
         table = table[place]
     place = _place(table, str(key[-1]), where, at)
     if isinstance(table, dict):
+        if origin == SET:
+            _refuse_two(layer, table, (*at, place), where)
         if place == "type":
             layer.change_type(value, table, at)
         layer.remove_rivals(table, at, {str(place)})
@@ -185,6 +187,17 @@ def put_value(layer: Layer, key: Key, value: Any, origin: Origin, *, where: str)
     table[place] = value
     layer.forget(at)
     layer.origins |= {known: origin for known in all_keys(value, at)}
+
+
+def _refuse_two(layer: Layer, table: dict[str, Any], key: Key, where: str) -> None:
+    """Raise TrainkitError if `--set` has given a key that excludes this one: it is unknown which of them is meant."""
+    rivals = ONE_OF.get(key[:-1], frozenset())
+    for name in sorted(rivals - {key[-1]}) if key[-1] in rivals else ():
+        if name in table and layer.leaf_origin((*key[:-1], name)) == SET:
+            other = dotted_key((*key[:-1], name))
+            raise TrainkitError(
+                f"{dotted_key(key)} and {other} exclude each other", where=where, hint="leave out one of the two --set"
+            )
 
 
 def _place(table: Any, part: str, where: str, at: Key) -> Any:

@@ -240,7 +240,10 @@ def _describe(branch: Node) -> str:
             return "true or false"
         case "array" if "prefixItems" in branch:
             entries = branch["prefixItems"]
-            return f"a list of {len(entries)}, each {describe(entries[0])}"
+            kinds = list(dict.fromkeys(map(describe, entries)))
+            return f"a list of {len(entries)}" + (
+                f", each {kinds[0]}" if len(kinds) == 1 else f": {', then '.join(kinds)}"
+            )
         case "array":
             least = "a list with at least one entry" if branch.get("minItems") else "a list"
             return f"{least}, each {describe(branch['items'])}"

@@ -4,138 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from trainkit.recipe import Recipe
+from trainkit.recipe.toml.aliases import FOREIGN, PLAIN_KEYS, VALUE_HINTS, VALUES
 from trainkit.recipe.toml.positions import Key, dotted_key
-from trainkit.recipe.toml.schema import Node, branches, has_list, leaves, table
+from trainkit.recipe.toml.schema import Node, branches, choices, has_list, has_table, keys_of, leaves, table, types_of
 from trainkit.recipe.toml.values import toml_value
 from trainkit.text import shorten
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """Our dotted `key`, empty if there is none, and a `note` on what differs."""
-
-    key: str = ""
-    note: str = ""
-
-
-_SAME = {
-    "model.dropout": "dropout hidden_dropout_prob hidden_dropout resid_pdrop",
-    "model.attention_dropout": "attention_dropout attention_probs_dropout_prob attn_pdrop",
-    "model.embedding_dropout": "embd_pdrop",
-    "adapter.dropout": "lora_dropout",
-    "optimizer.learning_rate": "lr max_lr peak_lr base_lr learning_rate",
-    "optimizer.betas": "adam_betas",
-    "optimizer.eps": "adam_epsilon adam_eps epsilon",
-    "optimizer.weight_decay": "weight_decay decay wd",
-    "optimizer.type": "optim optimizer_type optimizer_name",
-    "schedule.type": "lr_scheduler_type lr_scheduler lr_schedule scheduler_type scheduler",
-    "schedule.warmup": "warmup_steps num_warmup_steps warmup_iters lr_warmup_steps warmup_ratio warmup_fraction",
-    "train.steps": "num_train_steps max_steps max_iters num_steps total_steps n_steps max_train_steps iterations",
-    "train.epochs": "num_epochs num_train_epochs max_epochs n_epochs",
-    "train.tokens": "max_tokens_total total_tokens num_tokens train_tokens",
-    "train.batch_size": "train_batch_size global_batch_size total_batch_size",
-    "task.label_smoothing": "label_smoothing_factor label_smoothing",
-    "task.embedding_noise": "neftune_noise_alpha neftune_alpha",
-    "task.z_loss": "z_loss_weight z_loss_coefficient",
-    "task.centring": "center_rewards_coefficient",
-    "train.max_grad_norm": "grad_clip gradient_clip_val clip_grad_norm gradient_clipping max_norm",
-    "data.sequence_length": "seq_length seq_len block_size max_seq_len max_seq_length sequence_len max_length",
-    "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
-    "model.heads": "n_head n_heads num_heads num_attention_heads",
-    "model.hidden": "n_embd d_model hidden_size hidden_dim embed_dim dim width",
-    "model.intermediate": "intermediate_size d_ff n_inner ffn_dim intermediate_dim mlp_dim",
-    "model.context_length": "n_positions max_position_embeddings n_ctx",
-    "model.pretrained": "model_name_or_path pretrained_model_name_or_path base_model model_id init_from hf_model",
-    "model.revision": "model_revision",
-    "model.resize_vocabulary": "resize_token_embeddings resize_vocab",
-    "model.tied": "tie_word_embeddings tie_embeddings weight_tying",
-    "model.type": "model_type architecture arch",
-    "tokenizer.path": "tokenizer_name tokenizer_path tokenizer_name_or_path",
-    "tokenizer.train.vocab_size": "vocab_size",
-    "tokenizer.new_tokens": "add_tokens added_tokens additional_special_tokens extra_special_tokens",
-    "run.seed": "random_seed data_seed",
-    "run.name": "run_name name",
-    "run.directory": "output_dir out_dir log_dir logging_dir run_dir",
-    "data.train.0.text_key": "text_column text_field dataset_text_field content_field",
-    "data.cache": "cache_dir dataset_prepared_path",
-    "data.held_out": "val_set_size validation_split test_size val_split",
-    "evaluate.every": "eval_steps eval_interval eval_every steps_per_eval evaluation_steps val_every",
-    "evaluate.max_batches": "eval_iters max_eval_batches",
-    "evaluate.batch_size": "eval_batch_size per_device_eval_batch_size",
-    "checkpoint.every_minutes": "save_interval_minutes",
-    "sample.max_tokens": "max_new_tokens",
-    "parallel.fsdp": "fsdp_size fsdp_axis_size",
-    "precision.params": "param_dtype params_dtype",
-    "precision.compute": "compute_dtype dtype",
-    "adapter.pretrained": "adapter_name_or_path lora_model_dir lora_name_or_path adapter_path lora_path",
-    "adapter.rank": "lora_r lora_rank r",
-    "adapter.alpha": "lora_alpha",
-    "adapter.learning_rate_ratio": "loraplus_lr_ratio",
-    # whole sections
-    "adapter": "lora peft peft_config lora_config",
-    "train": "training trainer training_arguments",
-    "data": "dataset datasets",
-    "optimizer": "optim",
-    "evaluate": "eval evaluation evaluator",
-    "checkpoint": "checkpointer checkpointing save",
-    "track": "tracker logging logger wandb tensorboard aim",
-    "parallel": "mesh distributed sharding",
-    "sample": "sampling generate generation",
-}
-
-_TARGETS = "layers are query, key, value, output, gate, up, down; in GPT-2 and MPT qkv, output, mlp_in, mlp_out"
-_DIFFERENT = {
-    "per_device_train_batch_size": Foreign(
-        "train.batch_size",
-        "that one counts sequences of one device in one pass; batch_size is global: per device x devices x accumulation"
-        " (train.micro_batch_size is per device and pass)",
-    ),
-    "gradient_accumulation_steps": Foreign(
-        "train.micro_batch_size",
-        "accumulation is not a key: it follows from batch_size / (micro_batch_size x devices)",
-    ),
-    "save_steps": Foreign(
-        "checkpoint.keep_every",
-        "keep_every keeps all of them; what the run resumes from is saved by the clock: checkpoint.every_minutes",
-    ),
-    "save_total_limit": Foreign(
-        "checkpoint.keep_last", "this many rolling checkpoints are kept; those of checkpoint.keep_every are always kept"
-    ),
-    "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
-    "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
-    "mixed_precision": Foreign("precision.compute", 'write compute = "bfloat16" or "float32"'),
-    "target_modules": Foreign("adapter.targets", _TARGETS),
-    "lora_target_modules": Foreign("adapter.targets", _TARGETS),
-    "lora_target_linear": Foreign("adapter.targets", 'write targets = "all-linear"'),
-    "use_rslora": Foreign("adapter.variant", 'write variant = "rslora"'),
-    "use_dora": Foreign("adapter.variant", 'write variant = "dora"'),
-    "load_in_4bit": Foreign("adapter.base", 'write base = "nf4"'),
-    "load_in_8bit": Foreign("adapter.base", 'a base can be in 4 bit, but not in 8: base = "nf4"'),
-    "bnb_4bit_quant_type": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
-    "bnb_4bit_use_double_quant": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
-    "logging_steps": Foreign("", "every step is logged"),
-    "log_interval": Foreign("", "every step is logged"),
-    "report_to": Foreign("track.aim", "write aim = true or false; likewise tensorboard and wandb"),
-    "min_lr": Foreign("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
-    "adam_beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
-    "adam_beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
-    "beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
-    "beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
-    "resume_from_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
-    "num_workers": Foreign("", "batches need no worker processes; trainkit cache-data has --workers"),
-    "trust_remote_code": Foreign("", "code that comes with a checkpoint is never run"),
-    "train_file": Foreign("data.train", 'write [[data.train]] with path = "…"'),
-    "validation_file": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
-    "dataset_name": Foreign("data.train", 'write [[data.train]] with path = "…"'),
-}
-#: Other trainers' names -> ours. `warmup_steps` and `warmup_ratio` both become `warmup`, which takes an integer for
-#: steps and a float for a fraction.
-FOREIGN: dict[str, Foreign] = {name: Foreign(key) for key, names in _SAME.items() for name in names.split()}
-FOREIGN.update(_DIFFERENT)
 
 
 def fit(node: Node, value: dict[str, Any], kind: str) -> int:
@@ -147,48 +24,171 @@ def fit(node: Node, value: dict[str, Any], kind: str) -> int:
 
 def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> tuple[str, Key | None]:
     """Return (what to write instead, the key that is certainly meant) for an unknown key of a section."""
-    close = difflib.get_close_matches(name, known, n=1)
-    foreign = FOREIGN.get(name)
-    if foreign and close and foreign.key.endswith(f".{name}"):  # a group has learning_rate_factor instead
+    if same := [key for key in known if _squeezed(key) == _squeezed(name)]:
+        return f"did you mean {same[0]}?", (*section, same[0])
+    plain = name.strip().lower().replace("-", "_")
+    close = difflib.get_close_matches(plain, known, n=1)
+    foreign = FOREIGN.get(plain)
+    if foreign and close and foreign.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
         foreign = None
     if foreign and foreign.key != dotted_key((*section, name)):
-        target: Key = tuple(foreign.key.split("."))
+        target: Key = tuple(int(part) if part.isdecimal() else part for part in foreign.key.split("."))
+        if target[:3] == ("data", "train", 0) and section[:1] == ("data",) and len(section) == 3:
+            target = (*section, target[-1])  # the same key of this source
         called = f"it is called {foreign.key} here" if foreign.key else ""
         if foreign.key and target[:-1] == section:
             called = f"it is called {target[-1]} here"
         hint = "; ".join(part for part in (called, foreign.note) if part)
         return hint, target if foreign.key and not foreign.note else None
     keys = list(leaves(language))
-    elsewhere = [path for path in keys if path[-1] == name and path[:-1] != section and name != "type"]
+    elsewhere = [path for path in keys if path[-1] == plain and path[:-1] != section and name != "type"]
+    if section and plain in ("extends", "schema"):
+        return f"{plain} stands at the top of the file, above every section", (plain,)
     if len(elsewhere) == 1 or (elsewhere and not close):
         return f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", elsewhere[0] if len(elsewhere) == 1 else None
     if close:
         return f"did you mean {close[0]}?", (*section, close[0])
     names = {str(path[-1]): path for path in keys}
-    far = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    far = difflib.get_close_matches(plain, names, n=1, cutoff=0.8)
     return (f"did you mean {dotted_key(names[far[0]])}?", None) if far else ("", None)
 
 
+def _squeezed(name: str) -> str:
+    """Return a key without what people write differently: `batchSize`, `batch-size` and `BATCH_SIZE` are one."""
+    return re.sub(r"[\W_]", "", name).lower()
+
+
 def correction(key: Key, value: Any, node: Node, allowed: list[Any]) -> str:
-    """Return how to write what was probably meant by a value; empty if that is unclear."""
-    name = key[-1]
-    if isinstance(value, str):
-        words = [choice for choice in allowed if isinstance(choice, str)]
-        if close := difflib.get_close_matches(value, words, n=1, cutoff=0.5):
-            return f"did you mean {toml_value(close[0])}?"
-        if value.lower() in ("true", "false", "yes", "no", "on", "off") and "boolean" in _kinds(node):
-            return f"write {name} = {'true' if value.lower() in ('true', 'yes', 'on') else 'false'}"
-        if _is_number(value) and _kinds(node) & {"integer", "number"}:
-            return f"write the number without quotes: {name} = {value}"
-        if has_list(node):
-            return f"write a list: {name} = [{short(value)}]"
-    if isinstance(value, float) and value.is_integer() and "integer" in _kinds(node):
-        return f"write it without a point or exponent: {name} = {int(value)}"
-    if isinstance(value, int | float) and _kinds(node) == {"string"} and not allowed:
-        return f'write a string: {name} = "{toml_value(value)}"'
-    if isinstance(value, dict) and has_list(node) and isinstance(name, str):
+    """Return how to write what was probably meant by a value, which is always allowed; empty if unclear."""
+    pattern = _pattern(key)
+    if isinstance(value, str) and (hint := VALUE_HINTS.get(pattern, {}).get(value.strip().lower())):
+        return hint
+    if isinstance(value, str) and (word := _word(pattern, value, allowed)) is not None:
+        return f"did you mean {toml_value(word)}?"
+    for words, meant in _candidates(str(key[-1]), value):
+        if accepts(node, meant) and len(toml_value(meant)) < LONGEST:
+            said = f"{key[-1]} = {toml_value(meant)}" if isinstance(key[-1], str) else toml_value(meant)
+            return f"write {said}" if words == "write" else f"{words}: {said}"
+    if isinstance(value, dict) and has_list(node) and isinstance(key[-1], str):
         return f"double the brackets: [[{dotted_key(key)}]]"
-    return ""
+    return "" if isinstance(value, dict) else _in_table(key, pattern, value, node)
+
+
+def _pattern(key: Key) -> str:
+    """Return a key with `*` for places in lists, and validation sets as training sets, which have the same keys."""
+    found = ".".join("*" if isinstance(part, int) else part for part in key)
+    return found.replace("data.validation.*.", "data.train.*.")
+
+
+def word_for(key: Key, value: str, allowed: list[Any]) -> str | None:
+    """Return the allowed word that is meant by another one; None if that is unclear."""
+    return _word(_pattern(key), value, allowed)
+
+
+def _word(pattern: str, value: str, allowed: list[Any]) -> str | None:
+    """Return the allowed word that is meant by another one: written otherwise, an alias, or misspelt."""
+    words = [choice for choice in allowed if isinstance(choice, str)]
+    alias = VALUES.get(pattern, {}).get(value.strip().lower())
+    same = [word for word in words if _squeezed(word) == _squeezed(value)]
+    close = difflib.get_close_matches(value.lower(), words, n=1, cutoff=0.5)
+    return next((word for word in (*same, alias, *close) if word in words), None)
+
+
+#: Characters of a value that is worth to be suggested.
+LONGEST = 200
+#: What a unit multiplies a number by.
+_UNITS = {"%": 0.01, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_MINUTES = {"s": 1 / 60, "sec": 1 / 60, "m": 1, "min": 1, "minutes": 1, "h": 60, "hours": 60, "d": 1440, "days": 1440}
+#: Keys in which 4k is 4096.
+_BINARY = re.compile("length|window|context|vocab")
+
+
+def _candidates(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what may be meant by a value, each with words that introduce it."""
+    match value:
+        case str():
+            text = value.strip()
+            if text.lower() in ("true", "false", "yes", "no", "on", "off"):
+                yield "write", text.lower() in ("true", "yes", "on")
+            if _is_number(text) and len(text) < 40:
+                number = float(text.replace("_", ""))
+                yield "write the number without quotes", int(number) if number.is_integer() else number
+                yield "write the number without quotes", number
+            yield from _with_unit(name, text)
+            yield "write a list", [value]
+        case float() if value.is_integer():
+            yield "write it without a point or exponent", int(value)
+        case list():
+            yield "write a list of lists", [value]
+            if len(value) == 1:
+                yield "write it without brackets", value[0]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield "write a string", toml_value(value)
+        yield "write a list", [value]
+
+
+def _with_unit(name: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the number that a text with a unit stands for, such as 4096 for `4k` and 0.1 for `10%`."""
+    found = re.fullmatch(r"(\d[\d_]{0,14}(?:\.\d{1,9})?)\s*([A-Za-z%]{1,7})", text)
+    if found is None:
+        return
+    number, unit = float(found[1].replace("_", "")), found[2].lower()
+    units = _MINUTES if "minutes" in name else _UNITS | _BYTES
+    if unit not in units:
+        return
+    factor = 1024 if unit == "k" and _BINARY.search(name) else units[unit]
+    meant = round(number * factor, 9)
+    yield "write the number alone", int(meant) if meant.is_integer() else meant
+
+
+def _in_table(key: Key, pattern: str, value: Any, node: Node) -> str:
+    """Return the table that is meant by a value in its place; empty if none is."""
+    if not any("properties" in branch for branch in branches(node)) and not has_list(node):
+        return ""
+    items = next((branch["items"] for branch in branches(node) if isinstance(branch.get("items"), dict)), node)
+    if not has_table(items):
+        return ""
+    brackets = f"[{dotted_key(key)}]" if has_table(node) else f"[[{dotted_key(key)}]]"
+    place = pattern if items is node else f"{pattern}.*"
+    kind = _word(f"{place}.type", value, types_of(items)) if isinstance(value, str) else None
+    name = PLAIN_KEYS.get(pattern)
+    if name and accepts(keys_of(items).get(name, {}), value):
+        other = f'; type = "{kind}" makes one with random weights' if kind and pattern == "model" else ""
+        if not kind or other:
+            return f"write {brackets} with {name} = {toml_value(value)}{other}"
+    if (name and has_table(keys_of(items).get(name, {}))) or name == "train":
+        return f"write [[{dotted_key(key)}.{name}]] with path = {toml_value(value)}" if isinstance(value, str) else ""
+    if kind and len(key) < 3:
+        return f"write {brackets} with type = {toml_value(kind)}"
+    return f"write a table: {key[-1]} = {{ type = {toml_value(kind)} }}" if kind else ""
+
+
+def accepts(node: Node, value: Any) -> bool:
+    """Return whether a node allows a value, as far as its own schema says: a table is not looked into."""
+    return any(_accepts(branch, value) for branch in branches(node)) if node else False
+
+
+def _accepts(branch: Node, value: Any) -> bool:
+    if allowed := choices(branch):
+        return any(value == choice and type(value) is type(choice) for choice in allowed)
+    match branch.get("type"), value:
+        case ("boolean", bool()) | ("string", str()) | ("object", dict()):
+            return True
+        case ("integer" | "number", bool()):
+            return False
+        case ("integer", int()) | ("number", int() | float()):
+            return (
+                branch.get("minimum", value) <= value <= branch.get("maximum", value)
+                and (branch.get("exclusiveMinimum") is None or value > branch["exclusiveMinimum"])
+                and (branch.get("exclusiveMaximum") is None or value < branch["exclusiveMaximum"])
+            )
+        case "array", list() if "prefixItems" in branch:
+            nodes = branch["prefixItems"]
+            return len(nodes) == len(value) and all(map(accepts, nodes, value))
+        case "array", list():
+            return len(value) >= branch.get("minItems", 0) and all(accepts(branch["items"], inner) for inner in value)
+    return False
 
 
 def _kinds(node: Node) -> set[str]:

@@ -50,6 +50,8 @@ def toml_value(value: Any) -> str:
         case dict():
             inner = ", ".join(f"{_key_name(k)} = {toml_value(v)}" for k, v in value.items())
             return f"{{ {inner} }}" if inner else "{}"
+        case int() if abs(value) >= 1 << 10_000:
+            return hex(value)  # Python writes no number of thousands of digits, but reads it in this form
         case _:
             # int, float ("1e-08", "inf", "nan") and TOML's dates and times read back as they are printed
             return str(value)

@@ -1,0 +1,349 @@
+"""Aliases: what other trainers call the keys and the values of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Our dotted `key`, empty if there is none, and a `note` on what differs."""
+
+    key: str = ""
+    note: str = ""
+
+
+_SAME = {
+    "model.dropout": "dropout hidden_dropout_prob hidden_dropout resid_pdrop",
+    "model.attention_dropout": "attention_dropout attention_probs_dropout_prob attn_pdrop",
+    "model.embedding_dropout": "embd_pdrop",
+    "adapter.dropout": "lora_dropout",
+    "optimizer.learning_rate": "lr max_lr peak_lr base_lr learning_rate",
+    "optimizer.betas": "adam_betas",
+    "optimizer.eps": "adam_epsilon adam_eps epsilon",
+    "optimizer.weight_decay": "weight_decay decay wd",
+    "optimizer.type": "optimizer_type optimizer_name optim_type",
+    "schedule.type": "lr_scheduler_type lr_scheduler lr_schedule scheduler_type scheduler",
+    "schedule": "lr_scheduler_config scheduler_config",
+    "schedule.warmup": "warmup_steps num_warmup_steps warmup_iters lr_warmup_steps warmup_ratio warmup_fraction",
+    "train.steps": "num_train_steps max_steps max_iters num_steps total_steps n_steps max_train_steps iterations",
+    "train.epochs": "num_epochs num_train_epochs max_epochs n_epochs epoch",
+    "train.tokens": "max_tokens_total total_tokens num_tokens train_tokens",
+    "train.batch_size": "train_batch_size global_batch_size total_batch_size effective_batch_size bsz",
+    "train.micro_batch_size": "device_batch_size per_device_parallelism batch_size_per_gpu micro_batch",
+    "task.label_smoothing": "label_smoothing_factor label_smoothing",
+    "task.embedding_noise": "neftune_noise_alpha neftune_alpha",
+    "task.z_loss": "z_loss_weight z_loss_coefficient",
+    "task.centring": "center_rewards_coefficient",
+    "train.max_grad_norm": "grad_clip gradient_clip_val clip_grad_norm gradient_clipping max_norm",
+    "data.sequence_length": "seq_length seq_len block_size max_seq_len max_seq_length sequence_len max_length"
+    " cutoff_len train_seq_len model_max_length max_sequence_length",
+    "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.hidden": "n_embd d_model hidden_size hidden_dim embed_dim dim width",
+    "model.intermediate": "intermediate_size d_ff n_inner ffn_dim intermediate_dim mlp_dim",
+    "model.context_length": "n_positions max_position_embeddings n_ctx",
+    "model.pretrained": "model_name_or_path pretrained_model_name_or_path base_model model_id init_from hf_model"
+    " base_model_config initialize_from_hf",
+    "model.revision": "model_revision",
+    "model.resize_vocabulary": "resize_token_embeddings resize_vocab",
+    "model.tied": "tie_word_embeddings tie_embeddings weight_tying",
+    "model.type": "model_type architecture arch",
+    "tokenizer.path": "tokenizer_name tokenizer_path tokenizer_name_or_path",
+    "tokenizer.train.vocab_size": "vocab_size",
+    "tokenizer.new_tokens": "add_tokens added_tokens additional_special_tokens extra_special_tokens",
+    "run.seed": "random_seed data_seed",
+    "run.name": "run_name name experiment_name wandb_run_name wandb_name",
+    "run.directory": "output_dir out_dir log_dir logging_dir run_dir output_directory",
+    "data.train.0.path": "files data_files data_path file_path dataset_path",
+    "data.train.0.text_key": "text_column text_field dataset_text_field content_field",
+    "data.cache": "cache_dir dataset_prepared_path tokenized_path",
+    "data.held_out": "val_set_size validation_split test_size val_split val_size eval_split_ratio",
+    "evaluate.every": "eval_steps eval_interval eval_every steps_per_eval evaluation_steps val_every val_interval "
+    "run_val_every_n_steps",
+    "evaluate.max_batches": "eval_iters max_eval_batches limit_eval_batches max_validation_batches",
+    "evaluate.batch_size": "eval_batch_size per_device_eval_batch_size",
+    "checkpoint.every_minutes": "save_interval_minutes",
+    "sample.max_tokens": "max_new_tokens",
+    "parallel.fsdp": "fsdp_size fsdp_axis_size",
+    "precision.params": "param_dtype params_dtype",
+    "precision.compute": "compute_dtype dtype",
+    "adapter.pretrained": "adapter_name_or_path lora_model_dir lora_name_or_path adapter_path lora_path",
+    "adapter.rank": "lora_r lora_rank r",
+    "adapter.alpha": "lora_alpha",
+    "adapter.learning_rate_ratio": "loraplus_lr_ratio",
+    # whole sections
+    "adapter": "lora peft peft_config lora_config",
+    "train": "training trainer training_arguments",
+    "optimizer": "optim",
+    "evaluate": "eval evaluation evaluator",
+    "checkpoint": "checkpointer checkpointing save",
+    "track": "tracker logging logger wandb tensorboard aim metric_logger",
+    "parallel": "mesh distributed sharding",
+    "sample": "sampling generate generation",
+}
+
+_TARGETS = "layers are query, key, value, output, gate, up, down; in GPT-2 and MPT qkv, output, mlp_in, mlp_out"
+_DIFFERENT = {
+    "per_device_train_batch_size": Foreign(
+        "train.batch_size",
+        "that one counts sequences of one device in one pass; batch_size is global: per device x devices x accumulation"
+        " (train.micro_batch_size is per device and pass)",
+    ),
+    "gradient_accumulation_steps": Foreign(
+        "train.micro_batch_size",
+        "accumulation is not a key: it follows from batch_size / (micro_batch_size x devices)",
+    ),
+    "save_steps": Foreign(
+        "checkpoint.keep_every",
+        "keep_every keeps all of them; what the run resumes from is saved by the clock: checkpoint.every_minutes",
+    ),
+    "save_total_limit": Foreign(
+        "checkpoint.keep_last", "this many rolling checkpoints are kept; those of checkpoint.keep_every are always kept"
+    ),
+    "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
+    "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
+    "mixed_precision": Foreign("precision.compute", 'write compute = "bfloat16" or "float32"'),
+    "target_modules": Foreign("adapter.targets", _TARGETS),
+    "lora_target_modules": Foreign("adapter.targets", _TARGETS),
+    "lora_target_linear": Foreign("adapter.targets", 'write targets = "all-linear"'),
+    "use_rslora": Foreign("adapter.variant", 'write variant = "rslora"'),
+    "use_dora": Foreign("adapter.variant", 'write variant = "dora"'),
+    "load_in_4bit": Foreign("adapter.base", 'write base = "nf4"'),
+    "load_in_8bit": Foreign("adapter.base", 'a base can be in 4 bit, but not in 8: base = "nf4"'),
+    "bnb_4bit_quant_type": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
+    "bnb_4bit_use_double_quant": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
+    "logging_steps": Foreign("", "every step is logged"),
+    "log_interval": Foreign("", "every step is logged"),
+    "report_to": Foreign("track.aim", "write aim = true or false; likewise tensorboard and wandb"),
+    "min_lr": Foreign("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
+    "adam_beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "adam_beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "resume_from_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
+    "num_workers": Foreign("", "batches need no worker processes; trainkit cache-data has --workers"),
+    "trust_remote_code": Foreign("", "code that comes with a checkpoint is never run"),
+    "train_file": Foreign("data.train", 'write [[data.train]] with path = "…"'),
+    "validation_file": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
+    "dataset_name": Foreign("data.train", 'write [[data.train]] with path = "…"'),
+    # batches and their length
+    "sample_packing": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
+    "packing": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
+    "packed": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
+    "neat_packing": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
+    "pad_to_sequence_len": Foreign(
+        "data.encoding", 'batches have fixed shapes; write encoding = { type = "pad" } for one text in each example'
+    ),
+    "group_by_length": Foreign("data.encoding", 'write encoding = { type = "pad", buckets = [128, 512] }'),
+    "max_steps_per_epoch": Foreign("train.steps", "the length of the run is in [train]: steps, epochs or tokens"),
+    "drop_last": Foreign("", "every batch is full: examples of several epochs share a batch where they have to"),
+    "shuffle_dataset": Foreign("data.shuffle", 'write shuffle = "full" or false'),
+    # memory and speed
+    "gradient_checkpointing": Foreign(
+        "train.remat", 'write remat = "blocks"; by default the plan chooses what a step recomputes'
+    ),
+    "enable_activation_checkpointing": Foreign("train.remat", 'write remat = "blocks"; by default the plan chooses'),
+    "activation_checkpointing": Foreign("train.remat", 'write remat = "blocks"; by default the plan chooses'),
+    "enable_activation_offloading": Foreign("train.remat", 'write remat = "offload"'),
+    "torch_compile": Foreign("", "leave it out: every step is compiled"),
+    "compile": Foreign("", "leave it out: every step is compiled"),
+    "flash_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "flash_attn": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "attn_implementation": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "xformers_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "device": Foreign("parallel.platform", 'write platform = "gpu", "tpu" or "cpu"; by default the best is used'),
+    "backend": Foreign("", "leave it out: jax chooses how devices communicate"),
+    "deepspeed": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
+    "zero_stage": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
+    "fsdp_config": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
+    "model_axis_size": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
+    "tf32": Foreign("precision.compute", 'write compute = "float32" or "bfloat16"'),
+    "mp": Foreign("precision.compute", 'write params = "float32" and compute = "bfloat16" in [precision]'),
+    "pure_bf16": Foreign("precision.params", 'write params = "bfloat16"'),
+    "dataloader_num_workers": Foreign("", "leave it out: batches need no worker processes"),
+    "preprocessing_num_workers": Foreign("", "leave it out: trainkit cache-data has --workers"),
+    "overwrite_cache": Foreign("", "leave it out: what changed is tokenised again by itself"),
+    "overwrite_output_dir": Foreign("", "leave it out: a run never replaces another; run.name names a new one"),
+    "remove_unused_columns": Foreign("", "leave it out: the document of a source names the columns that it reads"),
+    "ddp_find_unused_parameters": Foreign("", "leave it out: nothing like it is needed"),
+    # the learning rate
+    "decay_lr": Foreign("schedule.type", 'write type = "cosine", or "constant" for no decay'),
+    "lr_decay_iters": Foreign(
+        "schedule.type", "a schedule ends with the run; wsd has decay, the length of the last phase"
+    ),
+    "min_lr_ratio": Foreign("schedule.min_ratio"),
+    "min_lr_rate": Foreign("schedule.min_ratio"),
+    "cosine_min_lr_ratio": Foreign("schedule.min_ratio"),
+    "lr_scheduler_kwargs": Foreign("schedule", "its keys are those of [schedule], such as min_ratio and restarts"),
+    "optim": Foreign("optimizer.type", 'write type = "adamw" in [optimizer]'),
+    # evaluations, checkpoints and records
+    "eval_strategy": Foreign("evaluate.every", "every = 100 evaluates at every 100th step; without it, at the end"),
+    "evaluation_strategy": Foreign(
+        "evaluate.every", "every = 100 evaluates at every 100th step; without it, at the end"
+    ),
+    "evals_per_epoch": Foreign("evaluate.every", "every counts steps"),
+    "do_eval": Foreign("evaluate.every", "a recipe with [[data.validation]] or data.held_out is evaluated"),
+    "do_train": Foreign("", "leave it out: trainkit run trains, and trainkit eval evaluates"),
+    "eval_only": Foreign("", "evaluating is a command: trainkit eval RUN"),
+    "early_stopping_patience": Foreign("evaluate.patience"),
+    "save_strategy": Foreign(
+        "checkpoint.every_minutes",
+        "what the run resumes from is saved by the clock; keep_every = 1000 keeps those of every 1000th step",
+    ),
+    "saves_per_epoch": Foreign("checkpoint.keep_every", "keep_every counts steps"),
+    "save_interval": Foreign(
+        "checkpoint.every_minutes", "write every_minutes = 10; keep_every = 1000 keeps those of every 1000th step"
+    ),
+    "save_every": Foreign("checkpoint.keep_every", "keep_every counts steps"),
+    "always_save_checkpoint": Foreign("checkpoint.every_minutes", "checkpoints are saved by the clock and at the end"),
+    "load_best_model_at_end": Foreign(
+        "checkpoint.best", 'write best = { metric = "validation/held-out/loss" }: RUN/best names it'
+    ),
+    "metric_for_best_model": Foreign("checkpoint.best", 'write best = { metric = "validation/held-out/loss" }'),
+    "greater_is_better": Foreign("checkpoint.best", 'write best = { metric = "…", mode = "max" }'),
+    "push_to_hub": Foreign("", "uploading is a step of its own, after trainkit export RUN"),
+    "logging_strategy": Foreign("", "leave it out: every step is logged"),
+    "log_every_n_steps": Foreign("", "leave it out: every step is logged"),
+    "log_every": Foreign("", "leave it out: every step is logged"),
+    "plot_loss": Foreign("", "leave it out: trainkit watch RUN draws the losses"),
+    "wandb_log": Foreign("track.wandb", "write [track.wandb] with project"),
+    "wandb_project": Foreign("track.wandb", "write [track.wandb] with project"),
+    "use_wandb": Foreign("track.wandb", "write [track.wandb] with project"),
+    # data
+    "datasets": Foreign(
+        "data.train", 'write [[data.train]] with path = "…", or with type = "huggingface" and id = "…"'
+    ),
+    "dataset": Foreign("data.train", 'write [[data.train]] with path = "…", or with type = "huggingface" and id = "…"'),
+    "test_datasets": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
+    "eval_dataset": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
+    "dataset_config": Foreign("data.train", "a source of type huggingface has config"),
+    "chat_template": Foreign("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
+    "template": Foreign("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
+    "train_on_inputs": Foreign("data.train", 'write document = { type = "chat", learn = "all" } in [[data.train]]'),
+    "stage": Foreign("task.type", 'write [task] with type = "causal-lm", "sft", "reward", "preference" or "kto"'),
+    "rl": Foreign("task.type", 'write [task] with type = "preference" or "kto"'),
+    "pref_beta": Foreign("task.beta"),
+    "pref_loss": Foreign("task.loss"),
+    "loss": Foreign("task.type", "the task has the loss: write [task] with type"),
+    # adapters
+    "finetuning_type": Foreign("adapter", "a recipe with [adapter] trains LoRA, one without it the whole model"),
+    "lora_target": Foreign("adapter.targets", f'write targets = "all-linear", or a list: {_TARGETS}'),
+    "lora_attn_modules": Foreign("adapter.targets", _TARGETS),
+    "apply_lora_to_mlp": Foreign("adapter.targets", _TARGETS),
+    "apply_lora_to_output": Foreign("adapter.targets", _TARGETS),
+    "quantization_bit": Foreign("adapter.base", 'write base = "nf4"'),
+    "bnb_4bit_compute_dtype": Foreign("precision.compute", 'write compute = "bfloat16"'),
+    "_component_": Foreign("", 'the type of a table chooses what it is, such as type = "llama" in [model]'),
+}
+#: Other trainers' names -> ours. `warmup_steps` and `warmup_ratio` both become `warmup`, which takes an integer for
+#: steps and a float for a fraction.
+FOREIGN: dict[str, Foreign] = {name: Foreign(key) for key, names in _SAME.items() for name in names.split()}
+FOREIGN.update(_DIFFERENT)
+
+
+#: Other names of values, by key; `*` is any place in a list.
+_SAME_VALUES: dict[str, dict[str, str]] = {
+    "precision.compute": {
+        "float32": "fp32 f32 float fp float32_t 32 torch.float32 single",
+        "bfloat16": "bf16 torch.bfloat16 bf16-mixed bfloat brain",
+        "float16": "fp16 f16 half torch.float16 16 fp16-mixed",
+        "fp8": "float8 f8 e4m3 hybrid",
+    },
+    "precision.params": {"float32": "fp32 f32 float torch.float32 32 no", "bfloat16": "bf16 torch.bfloat16"},
+    "parallel.platform": {"gpu": "cuda nvidia rocm amd mps cuda:0", "tpu": "xla"},
+    "optimizer.type": {
+        "adamw": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused torch.optim.adamw fused_adamw adam_w",
+        "adam": "torch.optim.adam",
+        "sgd": "torch.optim.sgd momentum nesterov",
+        "lion": "lion_pytorch lion_32bit",
+        "schedule-free": "schedule_free_adamw schedulefree",
+        "adafactor": "adafactor_hf",
+    },
+    "schedule.type": {
+        "cosine": "cosine_with_min_lr cosine_decay cosine_with_warmup cosineannealinglr cos",
+        "constant": "constant_with_warmup none fixed",
+        "wsd": "warmup_stable_decay stable trapezoidal",
+        "linear": "linear_with_warmup linear_decay",
+        "inverse-sqrt": "inverse_sqrt inv_sqrt rsqrt noam",
+        "one-cycle": "onecyclelr one_cycle",
+    },
+    "task.type": {
+        "causal-lm": "clm pt pretrain lm language-modeling causal_lm",
+        "masked-lm": "mlm masked_lm",
+        "preference": "dpo orpo simpo ipo cpo",
+        "reward": "rm reward_model reward-model",
+        "sft": "instruct instruction chat",
+        "sequence-classification": "classification text-classification",
+        "token-classification": "ner pos",
+        "seq2seq": "translation summarization",
+    },
+    "adapter.base": {"nf4": "qlora 4bit 4-bit int4 4 fp4 q4 bnb"},
+    "adapter.targets": {"all-linear": "all all_linear all-linear-layers"},
+    "adapter.variant": {"lora": "none default", "rslora": "rs-lora rank-stabilized"},
+    "data.encoding.type": {
+        "pack": "packing packed packed_sequences bfd",
+        "pad": "padding padded",
+        "concatenate": "concat",
+    },
+    "data.train.*.type": {
+        "files": "file json jsonl csv parquet arrow text txt local",
+        "huggingface": "hf hub huggingface_hub datasets load_dataset",
+        "tokens": "npy bin memmap tokenized",
+    },
+    "data.train.*.document.type": {
+        "chat": "sharegpt chat_template messages conversation openai chatml",
+        "prompt": "alpaca completion instruct instruction",
+        "preference": "dpo ranking chosen_rejected",
+    },
+    "data.shuffle": {"full": "true yes all random"},
+    "model.type": {
+        "gpt2": "gpt gpt-2 nanogpt gpt2lmheadmodel",
+        "llama": "llama2 llama3 llama-2 llama-3 llamaforcausallm llama3_1",
+        "mistral": "mistralforcausallm",
+        "qwen2": "qwen qwen2.5 qwen2forcausallm",
+        "bert": "bertformaskedlm",
+    },
+    "train.remat": {"blocks": "full true all yes", "none": "false no"},
+}
+_DIFFERENT_VALUES: dict[str, dict[str, str]] = {
+    "optimizer.type": dict.fromkeys(
+        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "bnb.optim.adamw8bit"),
+        'write type = "adamw" with moments = "int8"',
+    ),
+    "schedule.type": dict.fromkeys(
+        ("cosine_with_restarts", "cosine_hard_restarts"), 'write type = "cosine" with restarts = 1'
+    ),
+    "adapter": {
+        "qlora": 'write [adapter] with base = "nf4"',
+        "lora": "write [adapter] with rank = 16",
+        "dora": 'write [adapter] with variant = "dora"',
+    },
+    "track": {
+        "wandb": "write [track.wandb] with project",
+        "tensorboard": "write [track] with tensorboard = true",
+        "aim": "write [track] with aim = true",
+    },
+}
+VALUES: dict[str, dict[str, str]] = {
+    key: {alias: name for name, aliases in names.items() for alias in aliases.split()}
+    for key, names in _SAME_VALUES.items()
+}
+#: The whole hint, by key and value.
+VALUE_HINTS = _DIFFERENT_VALUES
+#: The key of a table that is meant by a string in place of the table, where it is not the type.
+PLAIN_KEYS = {
+    "model": "pretrained",
+    "tokenizer": "path",
+    "run": "name",
+    "data": "train",
+    "data.train": "path",
+    "data.validation": "path",
+    "data.train.*": "path",
+    "data.validation.*": "path",
+    "plugins": "files",
+    "adapter": "pretrained",
+    "sample": "prompts",
+    "train": "steps",
+    "evaluate": "every",
+}
