@@ -284,7 +284,8 @@ def test_bfloat16_trains_about_as_well_and_tokens_are_a_length(place: Path, one:
 
 
 def test_a_run_that_breaks_stops_by_itself_and_saves_nothing_broken(place: Path, one: Path) -> None:
-    broken = ("optimizer.learning_rate=1e30", "schedule.warmup=0", "checkpoint.keep_every=1", "train.epochs=0.5")
+    rates = ("optimizer.learning_rate=1e6", "optimizer.weight_decay=1e18", "schedule.warmup=0")
+    broken = (*rates, "checkpoint.keep_every=1", "train.epochs=0.5")
     sets = [part for override in broken for part in ("--set", override)]
     done = trainkit(place, "run", "tiny.toml", "--plain", "--name", "broken", *sets)
     assert done.returncode == 1 and "Traceback" not in done.stderr

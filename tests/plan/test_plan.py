@@ -91,7 +91,7 @@ def test_more_replicas_than_devices_are_an_error_and_fewer_are_not():
     assert found.value.hint == "parallel.data = 2"
 
 
-@given(tokens=st.integers(1, 10**12), size=st.integers(1, 1000), length=st.integers(1, 5000))
+@given(tokens=st.integers(1, 10**9), size=st.integers(1, 1000), length=st.integers(1, 5000))
 @example(tokens=1, size=768, length=2605)
 @example(tokens=2 * 1000 * 5000 + 1, size=1000, length=5000)
 @modest
@@ -335,7 +335,7 @@ def test_a_plan_says_what_each_statistic_costs() -> None:
 def test_statistics_that_would_never_be_computed_are_refused() -> None:
     for wrong, message in (
         ({"compute": ("norms",)}, "set statistics.every"),
-        ({"every": 0}, "greater than 0"),
+        ({"every": 0}, "greater than or equal to 1"),
         ({"every": 1, "compute": ("norm",)}, "'norms'"),
         ({"every": 1, "compute": ()}, "at least 1"),
     ):

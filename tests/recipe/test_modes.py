@@ -112,7 +112,7 @@ def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):
     ("mistake", "problem"),
     [
         ("[mode.late]\ntrain.stepz = 3", "train.stepz = 3: no such key"),
-        ("[mode.late]\ntrain.steps = 0", "train.steps = 0: expected a whole number of at least 1"),
+        ("[mode.late]\ntrain.steps = 0", "train.steps = 0: expected a whole number from 1 to 1,000,000,000"),
         ("[mode.late]\ndata.train.1.limit = 3", "data.train is a list of 1; it has no index '1'"),
         ("[mode.full]\ntrain.steps = 3", "'full' is the recipe as it is written"),
         ("[mode]\ntoy = 3", "mode.toy is not a table"),

@@ -130,7 +130,7 @@ def test_check_refuses_a_sweep_over_a_key_that_does_not_exist_or_a_wrong_value(t
     assert check(recipe).startswith("ok: ")
     for right, wrong, said in (
         ("optimizer.learning_rate", "optimizer.lerning_rate", "no such key"),
-        ("low = 1, high = 2 }", "low = 0, high = 2 }", "model.layers = 0: expected a whole number of at least 1"),
+        ("low = 1, high = 2 }", "low = 0, high = 2 }", "model.layers = 0: expected a whole number from 1 to 10,000"),
     ):
         recipe.write_text(good.replace(right, wrong))
         with pytest.raises(TrainkitError, match=f"a trial .* is refused: .*{said}") as refused:

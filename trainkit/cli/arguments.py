@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainkit.errors import TrainkitError
 from trainkit.rundir.find import RUNS, find_run, runs_in
+
+if TYPE_CHECKING:
+    from trainkit.recipe.toml.load import Loaded
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")]
@@ -81,6 +84,24 @@ def steps_of(text: str) -> tuple[int, int]:
             hint="write FIRST:LAST, such as --profile 20:25; both steps are traced",
         )
     return first, last
+
+
+def check_machine(loaded: Loaded) -> None:
+    """Raise TrainkitError if a recipe needs a thousand times the memory of this machine."""
+    from trainkit.plan.size import check_size
+    from trainkit.recipe.toml.load import locate_error
+
+    def memory() -> int | None:
+        from trainkit.parallel.hardware import whole_memory  # few recipes ask for it
+
+        return whole_memory()
+
+    tokenizer = loaded.recipe.tokenizer
+    trained = tokenizer.train if tokenizer else None
+    try:
+        check_size(loaded.recipe, vocab_size=trained.vocab_size if trained else 1, memory=memory)
+    except TrainkitError as error:
+        raise locate_error(error, loaded) from None
 
 
 def run_directory(text: str) -> Path:

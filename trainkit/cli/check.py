@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainkit.cli.arguments import Mode, Overrides, RecipePath
+from trainkit.cli.arguments import Mode, Overrides, RecipePath, check_machine
 from trainkit.errors import TrainkitError
 from trainkit.text import plural
 
@@ -24,6 +24,7 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
     loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
     check_lengths(loaded, mode)
+    check_machine(loaded)
     _check_files(loaded)
     if parsed.sweep is not None:
         from trainkit.search.study import check_values

@@ -22,6 +22,7 @@ from trainkit.cli.arguments import (
     Profile,
     RecipePath,
     Restarts,
+    check_machine,
     steps_of,
 )
 from trainkit.errors import DONE, FAILED, WRONG_INPUT, TrainkitError
@@ -86,6 +87,7 @@ def run(
         loaded = load(recipe, settings, mode=mode)
         if not smoke:
             check_lengths(loaded, mode)
+            check_machine(loaded)
         else:
             loaded = replace(loaded, recipe=_shorten(loaded.recipe))
         for note in notes(loaded.recipe) if hosts.is_first() else ():

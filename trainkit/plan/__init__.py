@@ -19,8 +19,8 @@ from trainkit.plan.split import (
     Choice,
     Devices,
     choices,
-    divisors,
 )
+from trainkit.recipe.families.sizes import divisors
 
 #: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
 COMPUTE_OPTIMAL = 20

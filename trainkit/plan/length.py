@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import is_padded
+from trainkit.recipe.spec import MOST
 from trainkit.text import plural
 
 
@@ -35,8 +36,20 @@ def steps_need_data(recipe: Recipe) -> bool:
 def count_steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int:
     """Return the steps of a run, however the recipe gives its length.
 
-    Raises TrainkitError if no batch can be made of the data, or if it has to be counted first.
+    Raises TrainkitError if no batch can be made of the data, if it has to be counted first, or if it is too long.
     """
+    steps = _count_steps(recipe, data, tokens_per_step)
+    if steps > MOST:
+        unit = "epochs" if recipe.train.epochs is not None else "tokens"
+        raise TrainkitError(
+            f"{unit} = {getattr(recipe.train, unit):,} are {steps:,} steps, and a run has {MOST:,} at most",
+            where=f"train.{unit}",
+            hint="give fewer, or larger batches",
+        )
+    return steps
+
+
+def _count_steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int:
     train = recipe.train
     if data is not None and data.examples == 0:
         raise TrainkitError(

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.plan.plan import Memory, Plan, replan
-from trainkit.plan.split import Choice, divisors, shared_size
+from trainkit.plan.split import Choice, shared_size
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.families.sizes import Remat, divisors
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import flat, toml_value

@@ -10,7 +10,7 @@ from typing import get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.sizes import Remat, tokens_in_block
+from trainkit.recipe.families.sizes import Remat, divisors, tokens_in_block
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import quantised_bytes, quantised_parameters
 from trainkit.text import plural
@@ -84,7 +84,7 @@ def mesh_axes(recipe: Recipe, devices: Devices) -> tuple[int, int]:
     fsdp, count = recipe.parallel.fsdp, devices.count
     if recipe.parallel.data == "auto":
         if count % fsdp:
-            nearest = _nearest([n for n in range(1, count + 1) if count % n == 0], fsdp)
+            nearest = _nearest(divisors(count), fsdp)
             raise TrainkitError(
                 f"{_devices(count)} cannot be divided by fsdp = {fsdp}",
                 where="parallel.fsdp",
@@ -204,12 +204,6 @@ def _size_key(recipe: Recipe, size: int) -> str:
 def shared_size(recipe: Recipe) -> int:
     """Return the largest number that divides the batches of all steps."""
     return math.gcd(*recipe.batch_sizes.values)
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of a number in ascending order."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
 
 
 def _multiples(of: int, near: int) -> list[int]:

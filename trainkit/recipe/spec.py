@@ -38,11 +38,30 @@ class MissingKey(ValueError):
         self.key, self.why = key, why
 
 
-Count = Annotated[int, Field(gt=0)]
+# Every number of a recipe has a range, and a test finds numbers without one: beyond it are mistakes, endless loops and
+# arrays that no machine holds. It is wider than anything that was ever trained, so that it need not change.
+#: The range of positive numbers: less would be 0 in float32, and the square of more would be infinite.
+LEAST, GREATEST = 1e-37, 1e18
+MOST = 10**9
+"""Of what is counted: steps, examples, positions."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
 """A whole number of at least 1."""
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, le=MOST)]
+"""A whole number of at least 0, such as a step."""
+LargeCount = Annotated[int, Field(ge=1, le=10**15)]
+"""Of tokens or bytes."""
+Width = Annotated[int, Field(ge=1, le=1 << 20)]
+"""An axis of an array, or the length of a list that a search or a program holds."""
+Depth = Annotated[int, Field(ge=1, le=10_000)]
+"""Layers, one after the other."""
+VocabSize = Annotated[int, Field(ge=1, le=10**7)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Integer = Annotated[int, Field(ge=-(10**15), le=10**15)]
+Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
+Positive = Annotated[float, Field(ge=LEAST, le=GREATEST)]
+NotNegative = Annotated[float, Field(ge=0, le=GREATEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+LearningRate = Annotated[float, Field(ge=LEAST, le=1e6)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """A probability of dropout."""
 

@@ -9,14 +9,14 @@ from trainkit.recipe.families.encoder import Encoder
 from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, TOKEN_HEAD, body_names, class_heads
 from trainkit.recipe.families.hugging_face import Family, mlp_width
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Positive, Width
 
 
 class Bert(Encoder):
     """BERT (Devlin et al. 2019): a bidirectional encoder with learned positions and a head that predicts tokens."""
 
     type: Literal["bert"] = "bert"
-    token_types: Count = 2
+    token_types: Width = 2
     """Rows of the embedding that tells the first text of a pair from the second."""
     layer_norm_eps: Positive = 1e-12
     """Added to the variance in the norms."""

@@ -29,7 +29,7 @@ class Deberta(Encoder):
     type: Literal["deberta-v3"] = "deberta-v3"
     context_length: Count | None = None
     """The longest text, in tokens. If absent, `data.sequence_length`."""
-    position_buckets: int = Field(default=256, ge=4, multiple_of=2)
+    position_buckets: int = Field(default=256, ge=4, le=1 << 20, multiple_of=2)
     """Embeddings of relative positions in either direction; longer distances share one (a logarithm)."""
     furthest_position: Count | None = None
     """The distance from which on all positions share an embedding. If absent, `context_length`."""

@@ -7,9 +7,9 @@ overrides. The model that is built from it (`models/decoder.py`) reads the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.rope import Rope, RopeScaling
@@ -25,7 +25,7 @@ from trainkit.recipe.families.sizes import (
     visible,
 )
 from trainkit.recipe.families.transformer import DROPPED, Transformer
-from trainkit.recipe.spec import Count, Positive, Rate
+from trainkit.recipe.spec import Count, Index, Positive, Rate, Width
 
 Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
@@ -35,11 +35,11 @@ MLP: tuple[Matrix, ...] = ("gate", "up", "down")
 class Decoder(Transformer):
     """A decoder with rotary positions, root-mean-square norms, gated units and grouped queries."""
 
-    heads: Count
+    heads: Width
     """Attention heads; must divide `hidden` where `head_width` is not given."""
-    kv_heads: Count | None = None
+    kv_heads: Width | None = None
     """Heads of keys and values, each shared by equally many query heads (Ainslie et al. 2023). If absent, `heads`."""
-    head_width: Count | None = None
+    head_width: Width | None = None
     """Width of one head. If absent, hidden / heads."""
     tied: bool = False
     rope_theta: Positive = 10000.0
@@ -201,7 +201,7 @@ class Decoder(Transformer):
 class Dense(Decoder):
     """A decoder in which every token goes through the same MLP."""
 
-    intermediate: Count
+    intermediate: Width
     """Width inside the MLP."""
 
     @property
@@ -234,7 +234,7 @@ class Windowed(Decoder):
 class LateWindowed(Windowed):
     """A decoder whose first layers may have no window."""
 
-    layers_without_window: Annotated[int, Field(ge=0)] = 0
+    layers_without_window: Index = 0
     """Number of first layers whose attention sees all earlier positions."""
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from trainkit.recipe.families.model import HeadKind, Kind
 from trainkit.recipe.families.sizes import Shape, linear, norm, stack
 from trainkit.recipe.families.transformer import CHANGEABLE, GeluTransformer
-from trainkit.recipe.spec import Count, Rate
+from trainkit.recipe.spec import Count, Rate, Width
 
 
 class TextEncoder(GeluTransformer):
@@ -17,7 +17,7 @@ class TextEncoder(GeluTransformer):
 
     kind: ClassVar[Kind] = "encoder"
 
-    intermediate: Count | None = None
+    intermediate: Width | None = None
     """Width inside the MLP. If absent, 4 x hidden."""
     context_length: Count | None = None
     """The longest text, in tokens. If absent, `data.sequence_length`."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
-
-from pydantic import Field
+from typing import ClassVar, Literal, NamedTuple
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import Head, HeadKind, HeadLayers, Kind
 from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, linear, norm, visible
 from trainkit.recipe.families.transformer import CHANGEABLE, DROPPED, Transformer
-from trainkit.recipe.spec import Count, Rate
+from trainkit.recipe.spec import Depth, Index, Rate, Width
 
 
 class DistanceBuckets(NamedTuple):
@@ -31,15 +29,15 @@ class DistanceBuckets(NamedTuple):
 class EncoderDecoder(Transformer):
     """An encoder that reads a source, and a decoder that attends to the encoder's output and predicts a target."""
 
-    layers: Count
+    layers: Depth
     """Number of blocks of the encoder."""
-    decoder_layers: Count | None = None
+    decoder_layers: Depth | None = None
     """Number of blocks of the decoder. If absent, `layers`."""
-    intermediate: Count | None = None
+    intermediate: Width | None = None
     """Width inside the MLP. If absent, 4 x hidden."""
     tied: bool = True
     """Whether the output matrix is the token embedding."""
-    decoder_start: Annotated[int, Field(ge=0)] | None = None
+    decoder_start: Index | None = None
     """The id of the token that the decoder begins with. If absent, the tokenizer's end of text."""
     dropout: Rate = 0.0
     """Share that training drops of the embeddings and of the outputs of attention and MLP."""

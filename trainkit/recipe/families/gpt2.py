@@ -9,14 +9,14 @@ from typing import ClassVar, Literal
 
 from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names, scoring_heads
 from trainkit.recipe.families.transformer import CHANGEABLE, GptDecoder
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Count, Width
 
 
 class Gpt2(GptDecoder):
     """GPT-2 (Radford et al. 2019): learned positions, layer norm before each sub-layer, tanh-GELU, tied embeddings."""
 
     type: Literal["gpt2"] = "gpt2"
-    intermediate: Count | None = None
+    intermediate: Width | None = None
     """Width inside the MLP. If absent, 4 x hidden."""
     context_length: Count | None = None
     """Number of learned positions. If absent, `data.sequence_length`."""

@@ -8,7 +8,7 @@ from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Windowed
 from trainkit.recipe.families.hugging_face import Family, scoring_heads
 from trainkit.recipe.families.moe import Sparse
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Positive, Width
 
 
 class Mixtral(Windowed, Sparse):
@@ -16,7 +16,7 @@ class Mixtral(Windowed, Sparse):
 
     type: Literal["mixtral"] = "mixtral"
     rope_theta: Positive = 1_000_000.0
-    intermediate: Count
+    intermediate: Width
     """Width inside an expert."""
 
     @property

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from trainkit.recipe.families.decoder import Decoder
 from trainkit.recipe.families.sizes import Shape, linear
-from trainkit.recipe.spec import Count, NotNegative
+from trainkit.recipe.spec import NotNegative, Width
 
 
 class Sparse(Decoder):
@@ -16,9 +16,9 @@ class Sparse(Decoder):
 
     has_experts: ClassVar[bool] = True
 
-    experts: Count
+    experts: Width
     """MLPs in each block."""
-    experts_per_token: Count = 2
+    experts_per_token: Width = 2
     """How many of the experts a token goes through."""
     router_loss: NotNegative = 0.001
     """Coefficient of the loss that balances the experts (Fedus et al. 2021); 0 means none. Tokens are counted within a

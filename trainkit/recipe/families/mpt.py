@@ -17,14 +17,14 @@ from trainkit.recipe.families.hugging_face import (
     table,
 )
 from trainkit.recipe.families.transformer import GptDecoder
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Positive, Width
 
 
 class Mpt(GptDecoder):
     """MPT (MosaicML 2023): positions by ALiBi, layer norm before each sub-layer, exact GELU, no biases at all."""
 
     type: Literal["mpt"] = "mpt"
-    expansion_ratio: Count = 4
+    expansion_ratio: Width = 4
     """Width inside the MLP as a multiple of `hidden`; transformers supports only 4."""
     layer_norm_eps: Positive = 1e-5
     """Added to the variance in the norms."""

@@ -8,7 +8,7 @@ from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Windowed
 from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scoring_heads
 from trainkit.recipe.families.moe import Sparse
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Positive, Width
 
 
 class Qwen3Moe(Windowed, Biased, Sparse):
@@ -17,8 +17,8 @@ class Qwen3Moe(Windowed, Biased, Sparse):
     type: Literal["qwen3-moe"] = "qwen3-moe"
     rope_theta: Positive = 1_000_000.0
     rms_norm_eps: Positive = 1e-6
-    experts_per_token: Count = 8
-    moe_intermediate: Count
+    experts_per_token: Width = 8
+    moe_intermediate: Width
     """Width inside an expert."""
     normalise_top: bool = True
     """Whether the weights of a token's experts, a softmax over all experts, are normalised to add up to 1."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families.encoder import Encoder
 from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names, class_heads
@@ -21,18 +19,18 @@ from trainkit.recipe.families.hugging_face import (
     whole,
 )
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Count, Positive, Width
 
 
 class Roberta(Encoder):
     """RoBERTa (Liu et al. 2019): a BERT whose positions count from the row after that of the padding token."""
 
     type: Literal["roberta"] = "roberta"
-    token_types: Count = 1
+    token_types: Width = 1
     """Rows of the embedding that tells the first text of a pair from the second; 1: it does not."""
     layer_norm_eps: Positive = 1e-5
     """Added to the variance in the norms."""
-    first_position: Annotated[int, Field(ge=1)] = 2
+    first_position: Count = 2
     """Row of the embedding of the first position: one more than the id of the padding token."""
 
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Positive, Spec
+from trainkit.recipe.spec import GREATEST, Count, Positive, Spec
 from trainkit.recipe.union import OneOf
 
-Factor = Annotated[float, Field(ge=1)]
+Factor = Annotated[float, Field(ge=1, le=GREATEST)]
 
 
 class LinearScaling(Spec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -77,5 +78,10 @@ def check_groups(kv_heads: int, heads: int) -> None:
 
 def nearest_divisors(of: int, near: int) -> str:
     """Return the three divisors of a number that are nearest to another, as text."""
-    fits = [n for n in range(1, of + 1) if of % n == 0]
-    return ", ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - near))[:3])))
+    return ", ".join(map(str, sorted(sorted(divisors(of), key=lambda n: abs(n - near))[:3])))
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number in ascending order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

@@ -20,7 +20,7 @@ from trainkit.recipe.families.hugging_face import (
     whole,
 )
 from trainkit.recipe.families.sizes import check_heads
-from trainkit.recipe.spec import Count, NotNegative, Positive, Rate
+from trainkit.recipe.spec import Count, NotNegative, Positive, Rate, Width
 
 
 class T5(EncoderDecoder):
@@ -28,13 +28,13 @@ class T5(EncoderDecoder):
     MLP."""
 
     type: Literal["t5"] = "t5"
-    head_width: Count | None = None
+    head_width: Width | None = None
     """Width of one head. If absent, hidden / heads."""
     gated: bool = False
     """Whether the MLP is gated by a GELU, as in T5 1.1 and Flan-T5; otherwise it has a ReLU."""
     tied: bool = True
     """Whether the output matrix is the token embedding; hidden states are then divided by the root of `hidden`."""
-    position_buckets: Annotated[int, Field(ge=4)] = 32
+    position_buckets: Annotated[int, Field(ge=4, le=1 << 20)] = 32
     """Biases of each head by the distance of two positions."""
     position_distance: Count = 128
     """All distances from here on share a bias."""

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind, ModelSpec
 from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
-from trainkit.recipe.spec import Count, NotNegative, Rate
+from trainkit.recipe.spec import Count, Depth, Integer, NotNegative, Rate, VocabSize, Width
 
 #: Keys that a recipe may change for a pretrained model: no shape depends on them.
 CHANGEABLE = frozenset(
@@ -54,9 +54,9 @@ class Pretrained(ModelSpec):
     """Branch, tag or commit on the hub; a run keeps the commit that it resolves to."""
     resize_vocabulary: bool = False
     """Cut or widen the embedding of `pretrained` to the tokenizer; new rows are the mean of the old ones."""
-    vocab_size: Count | None = None
+    vocab_size: VocabSize | None = None
     """Rows of the embedding. If absent, as many as the tokenizer has entries. Any more are padding."""
-    pad_token_id: int | None = None
+    pad_token_id: Integer | None = None
     """The token with which transformers pads texts of an export. Training does not use it."""
 
     changeable: ClassVar[frozenset[str]] = CHANGEABLE
@@ -99,11 +99,11 @@ class Transformer(Pretrained):
     has_experts: ClassVar[bool] = False
     """Whether most of its weights belong to experts, which are neither quantised nor multiplied in 8 bit."""
 
-    layers: Count
+    layers: Depth
     """Number of transformer blocks."""
-    hidden: Count
+    hidden: Width
     """Width of the residual stream."""
-    heads: Count
+    heads: Width
     """Attention heads; must divide `hidden`."""
     context_length: Count | None = None
     """The longest text that it is meant for. If absent, `data.sequence_length`."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, DecayType, WidthScaling
-from trainkit.recipe.spec import Count, NotNegative, Positive
+from trainkit.recipe.spec import Count, Index, NotNegative, Positive
 
 
 class AdamLike(WithMoments):
@@ -135,7 +135,7 @@ class AdEMAMix(WithMoments):
     """Decay of the fast average, of the average of squares, and of the slow average."""
     alpha: NotNegative = 5.0
     """The weight of the slow average beside the fast one."""
-    ramp: Annotated[int, Field(ge=0)] = 0
+    ramp: Index = 0
     """Steps in which `alpha` rises from 0 and the slow decay from that of the fast average, as the paper advises for
     the start of training; 0 has both from the beginning."""
     eps: Positive = 1e-8

@@ -10,7 +10,7 @@ from pydantic import Field
 from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape, is_stacked
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
-from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
+from trainkit.recipe.spec import NotNegative, Positive, Spec, Width
 
 VectorNorm = Literal["l2", "sign", "none"]
 MatrixNorm = Literal["newton-schulz", "rows", "columns", "l2", "sign", "none"]
@@ -102,7 +102,7 @@ class Mango(WithMoments):
     """Added to roots and norms."""
     iterations: Annotated[int, Field(ge=1, le=20)] = 6
     """Iterations of Newton-Schulz."""
-    head_size: Count | None = None
+    head_size: Width | None = None
     """Outputs of a head of attention, by which the matrices and biases of queries, keys and values are divided into
     parts that are normalized by themselves. If absent, they are normalized as wholes."""
     normalize: Normalizations = Normalizations()

@@ -130,7 +130,7 @@ class Shampoo(MatrixOptimizer, WithMoments):
     """Decay of the average of the directions, and of the averages of gradient x gradient^T and of squares."""
     eps: Positive = 1e-6
     """Added to the preconditioners' diagonals before the root, as a share of their norm."""
-    block: Annotated[int, Field(ge=2)] = 1024
+    block: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
     """The greatest side of a preconditioner: longer sides of a matrix are divided into equal blocks."""
     every: Count = 10
     """Steps from one computation of the roots to the next."""

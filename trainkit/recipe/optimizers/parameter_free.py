@@ -11,7 +11,7 @@ from pydantic import model_validator
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
-from trainkit.recipe.spec import NotNegative, Positive
+from trainkit.recipe.spec import LearningRate, NotNegative, Positive
 
 
 class ScheduleFree(OptimizerSpec):
@@ -64,7 +64,7 @@ class EstimatingAdam(OptimizerSpec):
     `learning_rate` multiplies the estimate: leave it at 1. The log has the estimate as `optimizer/estimated_rate`.
     """
 
-    learning_rate: Positive = 1.0
+    learning_rate: LearningRate = 1.0
     """Multiplies the estimate."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""

@@ -12,7 +12,7 @@ from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.spec import Decay
-from trainkit.recipe.spec import Count, NotNegative, Positive
+from trainkit.recipe.spec import Count, Index, NotNegative, Positive
 
 Diagonal = Literal["none", "longest", "both"]
 
@@ -26,7 +26,7 @@ class Psgd(MatrixOptimizer, WithMoments):
     """Decay of the average of the gradients, which is what is whitened; 0 has none."""
     factor_rate: Positive = 0.1
     """The learning rate of the factors, relative to their norm."""
-    every_step_until: Annotated[int, Field(ge=0)] = 250
+    every_step_until: Index = 250
     """The first steps of a run, all of which update the factors. After them, updates become rarer and rarer."""
     probability_decay: NotNegative = 1e-3
     """After those steps the probability is exp(-probability_decay x steps since)."""

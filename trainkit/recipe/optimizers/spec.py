@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from trainkit.recipe.optimizers.parameters import Shape, is_exempt_from_decay
 from trainkit.recipe.optimizers.schedulable import WithSchedules
 from trainkit.recipe.optimizers.wrapper_spec import Wrapper, WrapperSpec
-from trainkit.recipe.spec import NotNegative, Positive, Spec
+from trainkit.recipe.spec import LearningRate, NotNegative, Spec
 from trainkit.recipe.union import OneOf
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -49,7 +49,7 @@ class OptimizerSpec(WithSchedules):
     """What every optimizer has, and what the rest of trainkit asks of it."""
 
     type: str
-    learning_rate: Positive
+    learning_rate: LearningRate
     """The peak; the schedule scales it at each step."""
     weight_decay: NotNegative = 0.0
     """Each step subtracts learning rate x weight decay x parameter, unless `decay_type` says otherwise. Norms, biases

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from trainkit.recipe.optimizers.wrapper_spec import Around, WrapperSpec
-from trainkit.recipe.spec import Count, Fraction, Positive
+from trainkit.recipe.spec import GREATEST, Count, Fraction, Positive, Width
 
 
 class Cautious(WrapperSpec):
@@ -84,9 +84,9 @@ class SkipOutliers(WrapperSpec):
     """
 
     type: Literal["skip-outliers"]
-    factor: Annotated[float, Field(gt=1)] = 10.0
+    factor: Annotated[float, Field(gt=1, le=GREATEST)] = 10.0
     """A step is skipped if the norm of its gradient is more than so many times the average norm."""
-    window: Count = 100
+    window: Width = 100
     """Steps over which norms are averaged; the first ones are never skipped."""
 
     implementation: ClassVar[str] = "trainkit.optim.skip_outliers"

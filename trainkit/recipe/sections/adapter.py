@@ -14,7 +14,7 @@ from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.model import Model
-from trainkit.recipe.spec import Count, Positive, Rate, Spec
+from trainkit.recipe.spec import Positive, Rate, Spec, Width
 
 
 class Lora(Spec):
@@ -29,7 +29,7 @@ class Lora(Spec):
     alpha, targets and variant are read from its adapter_config.json and need not be given."""
     revision: str | None = None
     """Branch, tag or commit on the hub; a run keeps the commit that it resolves to."""
-    rank: Count = 16
+    rank: Width = 16
     """Width of the narrow matrices."""
     alpha: Positive = 32.0
     """The product is scaled by alpha / rank; in `rslora` by alpha / sqrt(rank)."""

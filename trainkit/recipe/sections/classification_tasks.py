@@ -11,14 +11,14 @@ from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Data, Pad
 from trainkit.recipe.sections.source import Source, document_of
 from trainkit.recipe.sections.task_spec import TaskSpec, check_last_token
-from trainkit.recipe.spec import Count, MissingKey, Positive
+from trainkit.recipe.spec import MissingKey, Positive, Width
 from trainkit.text import plural
 
 
 class Classification(TaskSpec):
     """What tasks with classes have in common."""
 
-    classes: Count | tuple[str, ...] | None = None
+    classes: Width | tuple[str, ...] | None = None
     """How many classes there are, or their names in the order of their numbers. If absent, those of the documents."""
     class_weights: tuple[Positive, ...] = ()
     """How much each class counts in the loss, in the order of their numbers. If absent, all count the same."""

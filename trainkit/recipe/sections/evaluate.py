@@ -13,7 +13,7 @@ from trainkit.recipe.sections.metric_spec import GENERATED, Metric
 from trainkit.recipe.sections.outputs import Best
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task_spec import TaskSpec
-from trainkit.recipe.spec import Count, Spec, type_of
+from trainkit.recipe.spec import Count, Number, Spec, Width, type_of
 from trainkit.recipe.union import members_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+")
@@ -23,14 +23,14 @@ class Generate(Spec):
     """Write targets for the sources of each validation set, or answers to its prompts, and compare them with those in
     the set."""
 
-    max_items: Count = 100
+    max_items: Width = 100
     """Largest number of sources or prompts of each set: the first ones that are evaluated."""
     max_tokens: Count = 128
     """Largest number of tokens of a target or an answer that is written."""
-    beams: Count = 1
+    beams: Width = 1
     """How many candidate targets the search keeps for each source. With 1, it takes the likeliest token each time, as
     it always does for answers."""
-    length_penalty: float = 1.0
+    length_penalty: Number = 1.0
     """With beams: a target's log-likelihood is divided by its length to this power. Above 0 favours longer targets."""
     early_stopping: bool = False
     """With beams: whether a search ends as soon as it has found as many targets as beams."""

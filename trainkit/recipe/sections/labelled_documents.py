@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.document_spec import DocumentSpec, Keys
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Width
 
 #: The class in `trainkit.data.documents.labels` of each `label_type`.
 _LABEL_KINDS = {"class": "ClassLabels", "number": "NumberLabels", "classes": "ClassSetLabels", "flags": "FlagLabels"}
@@ -30,7 +30,7 @@ class Labelled(DocumentSpec):
     """What a label is. `"class"`: one class, by its number from 0 on or its name in `classes`. `"number"`: a number to
     predict. `"classes"`: a list of the classes that a text has, by number or name. `"flags"`: the same as 0 or 1 for
     each class."""
-    label_width: Count = 1
+    label_width: Width = 1
     """How many numbers a label of type `"number"` has. If more than 1, `label` is the key of a list, or names as many
     keys."""
     classes: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class Image(DocumentSpec):
     type: Literal["image"]
     image: str = "image"
     """Key of the image: its bytes, or its path, relative to the file that names it."""
-    size: tuple[Count, Count] = (224, 224)
+    size: tuple[Width, Width] = (224, 224)
     """Height and width in pixels."""
     label: str | Literal[False] = "label"
     """Key of the label; `false` where there is none."""

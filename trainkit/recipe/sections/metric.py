@@ -13,7 +13,7 @@ from pydantic import model_validator
 from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.text_metric import TEXT_METRICS
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Width
 
 #: The values of a confusion matrix are metrics in the log: there must not be too many.
 _MOST_CELLS = 1024
@@ -127,7 +127,7 @@ class TopKAccuracy(MetricSpec):
     """The share of items whose label is among the classes with the largest scores."""
 
     type: Literal["top-k-accuracy"]
-    k: Count = 5
+    k: Width = 5
     """How many classes that is. Among equal scores the class with the smaller number comes first."""
 
     implementation: ClassVar[str] = "trainkit.tasks.class_metrics:TopKMetric"

@@ -10,7 +10,7 @@ from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.optimizers.parameters import Shape, is_hidden_matrix
 from trainkit.recipe.optimizers.spec import OptimizerSpec
-from trainkit.recipe.spec import Count, Spec
+from trainkit.recipe.spec import Spec, Width
 
 
 class Mup(Spec):
@@ -18,7 +18,7 @@ class Mup(Spec):
     (Yang et al. 2022). Keep the width of a head and the ratio of all widths to `hidden`: a wider model has more heads.
     """
 
-    base_width: Count
+    base_width: Width
     """The `hidden` of the model whose rates and weights stay as they are: the one that rates were tuned for."""
 
     def check(self, model: ModelSpec, optimizer: OptimizerSpec, *, positions: int, begins_with: str | None) -> None:

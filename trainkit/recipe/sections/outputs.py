@@ -11,7 +11,7 @@ from trainkit.recipe.families.model import WRITING, Head, ModelSpec
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.task_spec import TaskSpec
-from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
+from trainkit.recipe.spec import Count, Fraction, Index, NotNegative, Positive, Spec
 from trainkit.text import plural
 
 #: Bytes of a number in float32.
@@ -30,7 +30,7 @@ class Best(Spec):
 class Checkpoint(Spec):
     """When checkpoints are saved and how many are kept. The end of a run and a stop always save one."""
 
-    every_minutes: Positive | None = 10.0
+    every_minutes: Annotated[float, Field(gt=0, le=1e6)] | None = 10.0
     """Minutes between rolling checkpoints; only the newest `keep_last` of them are kept."""
     keep_last: Count = 2
     """How many rolling checkpoints to keep. With 1, a single bad block on the disk can lose the whole run."""
@@ -76,7 +76,7 @@ class Sample(Spec):
     """Largest number of tokens to write after a prompt."""
     temperature: NotNegative = 0.8
     """What the logits are divided by. Higher is more varied; 0 always takes the likeliest token."""
-    top_k: Annotated[int, Field(ge=0)] | None = 50
+    top_k: Index | None = 50
     """Draw only from this many of the likeliest tokens; 0: from all."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Draw only from the likeliest tokens whose probabilities together reach this share. If absent, from all."""

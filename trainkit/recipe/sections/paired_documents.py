@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Width
 
 
 class Preferred(DocumentSpec):
@@ -161,7 +161,7 @@ class PositivePair(TwoTexts):
     negatives: str | None = None
     """Key of a hard negative, or of a list of them. If absent, there are none. If the template of the positive has one
     key, each negative takes its place, so that both are written alike; else it is written alone."""
-    negative_count: Count = 1
+    negative_count: Width = 1
     """How many hard negatives of a row are used, the first ones; a row with fewer cannot be used."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.positive_pair"

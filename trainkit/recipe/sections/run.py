@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import field_validator, model_validator
 
-from pydantic import Field, field_validator, model_validator
-
-from trainkit.recipe.spec import Spec
+from trainkit.recipe.spec import Seed, Spec
 
 
 class Run(Spec):
@@ -14,7 +12,7 @@ class Run(Spec):
 
     name: str | None = None
     """Name of the run and of its directory. If absent, it is the recipe file's name without `.toml`."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """Seed that all random numbers derive from."""
     directory: str = "runs"
     """Directory that holds the runs."""

@@ -17,7 +17,7 @@ class Cosine(ScheduleSpec):
     type: Literal["cosine"] = "cosine"
     min_ratio: Fraction = 0.1
     """Final learning rate, as a share of the peak."""
-    restarts: Annotated[int, Field(ge=0)] = 0
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     """How often the rate jumps back to the peak, after equal parts of the run."""
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:

@@ -7,13 +7,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.spec import Fraction, Spec
+from trainkit.recipe.spec import Fraction, Index, Spec
 from trainkit.recipe.union import OneOf
 
-Span = Annotated[int, Field(ge=0)] | Fraction
+Span = Index | Fraction
 """An integer is steps, a float a fraction of the run."""
 
 #: The start of a decay that nobody has requested: later than any step.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.document_spec import Document, DocumentSpec, Keys
-from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
+from trainkit.recipe.spec import Count, Index, NotNegative, Positive, Spec
 from trainkit.recipe.union import OneOf
 
-Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
+Stages = Annotated[tuple[tuple[Index, NotNegative], ...], Field(min_length=1)]
 
 
 class FileFormat(NamedTuple):

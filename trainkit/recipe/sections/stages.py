@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import Field
 
 from trainkit.recipe.sections.source import SourceSpec
-from trainkit.recipe.spec import Count, NotNegative
+from trainkit.recipe.spec import Count, Index, NotNegative
 
-Step = Annotated[int, Field(ge=0)]
+Step = Index
 StageList = Annotated[tuple[tuple[Step, Count], ...], Field(min_length=1)]
 """The steps after which a value begins, each with the value; the first is 0."""
 Points = Annotated[tuple[tuple[Step, NotNegative], ...], Field(min_length=1)]

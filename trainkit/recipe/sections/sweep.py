@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 from typing import Annotated, Literal, TypeAlias
 
@@ -11,10 +12,12 @@ from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.sections.train import Train
-from trainkit.recipe.spec import Count, Spec
+from trainkit.recipe.spec import Integer, Number, Seed, Spec, Width
 
-SweptValue: TypeAlias = bool | int | float | str | tuple[bool | int | float | str, ...]
+SweptValue: TypeAlias = bool | Integer | Number | str | tuple[bool | Integer | Number | str, ...]
 
+#: The most runs of a grid.
+MOST_TRIALS = 100_000
 #: Keys that a sweep gives each trial itself, and tables that are no part of a trial.
 _OWN = ("run.name", "run.directory", "sweep", "mode", "extends", "schema")
 
@@ -24,13 +27,13 @@ class SweptKey(Spec):
 
     values: Annotated[tuple[SweptValue, ...], Field(min_length=1)] | None = None
     """The values to try. Without them, give `low` and `high`."""
-    low: int | float | None = None
+    low: Integer | Number | None = None
     """Lowest value of a range. If it and `high` are whole numbers, so are all values."""
-    high: int | float | None = None
+    high: Integer | Number | None = None
     """Highest value of a range."""
     log: bool = False
     """Whether a range is divided by factors rather than by differences, as learning rates are."""
-    points: Annotated[int, Field(ge=2)] | None = None
+    points: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
     """How many values of the range a grid tries, from `low` to `high`. If absent, it tries every whole number."""
 
     @model_validator(mode="after")
@@ -50,6 +53,14 @@ class SweptKey(Spec):
         return self
 
     @property
+    def count(self) -> int:
+        """Return how many values a grid tries."""
+        if self.values is not None:
+            return len(self.values)
+        assert self.low is not None and self.high is not None
+        return self.points or int(self.high) - int(self.low) + 1
+
+    @property
     def is_whole(self) -> bool:
         """Return whether this is a range of whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
@@ -65,11 +76,11 @@ class Sweep(Spec):
     """`grid` tries every combination; `random` draws each value from its list or range (Bergstra & Bengio 2012); `tpe`
     draws values like those of the best trials so far (tree-structured Parzen estimator, Bergstra et al. 2011), and
     needs the extra `optuna`."""
-    trials: Count | None = None
+    trials: Width | None = None
     """How many runs `random` and `tpe` make. It may be raised later to continue the sweep."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """Seed of `random` and `tpe`; `run.seed` of the trials does not depend on it."""
-    startup: Count = 10
+    startup: Width = 10
     """How many trials `tpe` draws at random before it learns from them, and how many must have ended before `median`
     stops one."""
     prune: Literal["median", "hyperband"] | None = None
@@ -81,7 +92,7 @@ class Sweep(Spec):
     `checkpoint.best`, or the loss of the first validation set, or without one the training loss."""
     mode: Literal["min", "max"] | None = None
     """Whether the lowest or the highest value is the best. If absent, that of `checkpoint.best`, or the lowest."""
-    at_once: Count = 1
+    at_once: Width = 1
     """How many trials run at the same time. They divide the GPUs of this machine; CPUs they share."""
 
     @field_validator("parameters")
@@ -111,6 +122,14 @@ class Sweep(Spec):
                 raise ValueError(
                     f'sweep.parameters: a grid needs to know how many values of "{key}" to try: give points'
                 )
+        if (
+            self.method == "grid"
+            and (trials := math.prod(swept.count for swept in self.parameters.values())) > MOST_TRIALS
+        ):
+            raise ValueError(
+                f"sweep.parameters: a grid of {trials:,} runs is more than {MOST_TRIALS:,}: give points, or a method of"
+                " fewer trials"
+            )
         return self
 
     def check_metric(self, evaluate: Evaluate, task: TaskSpec, data: Data, train: Train) -> None:

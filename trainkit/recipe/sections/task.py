@@ -15,7 +15,7 @@ from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Concatenate, Data, Pack, Pad, Windows
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec
-from trainkit.recipe.spec import Count, Fraction, NotNegative
+from trainkit.recipe.spec import Count, Fraction, NotNegative, Number
 from trainkit.recipe.union import OneOf
 
 
@@ -164,7 +164,7 @@ class QuestionAnswering(TaskSpec):
     type: Literal["question-answering"]
     max_answer_length: Count = 30
     """Largest number of tokens of an answer that an evaluation finds."""
-    null_threshold: float = 0.0
+    null_threshold: Number = 0.0
     """Where questions may be `unanswerable`: an evaluation gives an answer unless the scores of the first token are
     higher by more than this."""
     new_head: bool = False

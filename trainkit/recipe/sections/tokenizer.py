@@ -6,18 +6,18 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Spec
+from trainkit.recipe.spec import Index, LargeCount, Spec
 
 
 class TrainTokenizer(Spec):
     """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) trained on the training documents only."""
 
-    vocab_size: Annotated[int, Field(ge=257)]
+    vocab_size: Annotated[int, Field(ge=257, le=10**7)]
     """Number of entries, including the 256 bytes and the end-of-text token."""
-    max_bytes: Count = 50_000_000
+    max_bytes: LargeCount = 50_000_000
     """Size of the sample of documents that it is trained on, in bytes. Sources contribute by their weights, or by their
     sizes if they have none. Smaller training data is used whole."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Index = 0
     """Seed of the sample. It is independent of `run.seed`, so that runs with different seeds share a tokenizer."""
     mask: bool = False
     """Whether it also has a mask token, `<|mask|>`, which the task `masked-lm` needs."""

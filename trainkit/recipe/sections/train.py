@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import ModelSpec
@@ -15,7 +15,7 @@ from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.schedule_spec import NEVER, Schedule
-from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
+from trainkit.recipe.spec import Count, LargeCount, NotNegative, Positive, Spec, Width
 
 #: The hours, minutes and seconds of a duration; all are optional, but it must have one of them.
 _DURATION = re.compile(r"(?=.)(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -28,9 +28,9 @@ class Train(Spec):
 
     steps: Count | None = None
     """Length of the run in steps (optimiser updates); beside `until` or `duration`, the most that it may take."""
-    epochs: Positive | None = None
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Length of the run in passes over the training data, which may be a fraction."""
-    tokens: Count | None = None
+    tokens: LargeCount | None = None
     """Length of the run in tokens, rounded up to whole steps. Padding does not count: if examples are padded (every
     encoding except `concatenate`), the average batch is used, so all data is tokenised before the first step."""
     until: str | None = None
@@ -176,9 +176,9 @@ class Parallel(Spec):
 
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     """Devices to train on. `auto` takes the fastest kind found; any other value is an error if it is missing."""
-    data: Count | Literal["auto"] = "auto"
+    data: Width | Literal["auto"] = "auto"
     """Replicas of the model, each trained on a part of the batch. `auto` uses every device that `fsdp` leaves."""
-    fsdp: Count = 1
+    fsdp: Width = 1
     """Devices that share the parameters and optimiser state of a replica (ZeRO-3, Rajbhandari et al. 2020)."""
     zero1: bool = False
     """Whether the optimiser state is divided among replicas (ZeRO-1, the same paper): less memory for a little more

@@ -181,7 +181,7 @@ def placeholder(node: Node) -> Any:
         case "array":
             return [placeholder(branch["items"])] * branch.get("minItems", 0)
         case "integer" | "number" if not allowed:
-            return max(1, branch.get("minimum", 1))
+            return max(min(1, branch.get("maximum", 1)), branch.get("minimum", 1))
         case "boolean":
             return False
         case _:
@@ -265,11 +265,20 @@ def _bounds(branch: Node, *, whole: bool) -> str:
     high, below = branch.get("maximum"), branch.get("exclusiveMaximum")
     if whole and above is not None:
         low, above = above + 1, None
+    if whole and below is not None:
+        high, below = below - 1, None
     if low is not None and high is not None:
-        return f" from {low} to {high}"
+        return f" from {_number(low)} to {_number(high)}"
     words = [(low, "of at least"), (above, "greater than"), (high, "of at most"), (below, "less than")]
-    said = [f"{word} {bound}" for bound, word in words if bound is not None]
+    said = [f"{word} {_number(bound)}" for bound, word in words if bound is not None]
     return " " + " and ".join(said) if said else ""
+
+
+def _number(bound: float) -> str:
+    """Return a bound as it is read and written: `1,000`, `0.5`, `1e-37`."""
+    if isinstance(bound, int) or (bound.is_integer() and abs(bound) < 1e6):
+        return f"{int(bound):,}"
+    return re.sub(r"e\+?(-?)0?", r"e\1", f"{bound:g}")
 
 
 def _resolve(node: Node) -> Node:

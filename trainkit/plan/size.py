@@ -1,0 +1,48 @@
+"""Whether a recipe is far too large for this machine: before anything is allocated, tokenised or compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.text import format_bytes, format_count
+
+#: How many times the memory of the machine a refused recipe needs: one for a cluster can be checked on a laptop.
+BEYOND = 1000
+#: Bytes that are certainly less than that.
+LARGE = 1e11
+#: Bytes of a parameter or of an activation, and of the token and the target at a position.
+NUMBER, POSITION = 4, 8
+
+
+def check_size(recipe: Recipe, *, vocab_size: int, memory: Callable[[], int | None]) -> None:
+    """Raise TrainkitError if parameters, a sequence or a batch need `BEYOND` times the memory of this machine.
+
+    Args:
+        vocab_size: entries of the tokenizer, as far as they are known.
+        memory: returns the bytes of memory of this machine; it is called only for what no machine holds.
+    """
+    for key, what, size in _sizes(recipe, vocab_size):
+        if size > LARGE and (own := memory()) is not None and size > BEYOND * own:
+            raise TrainkitError(
+                f"{what} need about {format_bytes(size)}; this machine has {format_bytes(own)} of memory",
+                where=key,
+                hint="make the model, the sequences or the batch smaller: trainkit plan shows what each of them needs",
+            )
+
+
+def _sizes(recipe: Recipe, vocab_size: int) -> Iterator[tuple[str, str, int]]:
+    """Yield what takes memory: the key that decides about it, its name, and its bytes in the whole machine."""
+    length, model = recipe.data.positions, recipe.model
+    rows = getattr(model, "vocab_size", None) or vocab_size
+    shapes = model.leaf_shapes(vocab_size=rows, sequence_length=length)
+    parameters = sum(map(math.prod, shapes.values()))
+    if isinstance(model, Transformer):
+        what = f"the activations of one layer for a sequence of {length:,} tokens"
+        yield "data.sequence_length", what, NUMBER * length * model.hidden
+    batch = max(recipe.batch_sizes.values)
+    yield "train.batch_size", f"batches of {batch:,} sequences of {length:,} tokens", POSITION * batch * length
+    yield "model", f"{format_count(parameters)} parameters", NUMBER * parameters
