@@ -55,6 +55,23 @@ def test_braces_are_expanded_as_a_shell_expands_them(pattern, expanded):
     assert expand_braces(pattern) == expanded
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{000..999999999}.txt",
+        "{0..9999}/{0..9999}.txt",
+        "{a,b}" * 40,
+        "{a" * 5000,
+        f"{{0..{'9' * 5000}}}",
+        f"{{{'0' * 30}..1}}",
+    ],
+)
+def test_braces_that_stand_for_too_many_paths_are_refused(pattern: str) -> None:
+    with pytest.raises(TrainkitError, match="braces stand for more than 1,000,000 paths") as raised:
+        expand_braces(pattern)
+    assert len(str(raised.value)) < 300
+
+
 def test_files_come_in_the_order_of_their_names_with_names_below_the_first_wildcard(tmp_path):
     room.write_texts(tmp_path / "text", 6)
     files = listed(tmp_path / "text" / "**" / "*.txt")

@@ -59,5 +59,5 @@ def _unless_it_matches(place: str, pattern: str) -> Iterator[TrainkitError]:
 
 def _unless_it_exists(place: str, text: str) -> Iterator[TrainkitError]:
     path = Path(os.path.abspath(os.path.expanduser(text.removeprefix("file://"))))
-    if not is_remote(text) and not path.exists():
+    if not is_remote(text) and not os.path.exists(path):
         yield TrainkitError(f'{place} = "{as_shown(path)}": no such file', where=place, hint=nearest(path))

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainkit.data.sources.files import is_remote, store_of
 from trainkit.errors import TrainkitError
+from trainkit.text import shorten
 
 #: (size, mtime_ns, ctime_ns, inode): while none of these changes, neither does the content, see `digests`. Of a remote
 #: file: its size, 0 if unknown, and as mtime a hash of its times if its store reports no identity.
@@ -23,6 +24,10 @@ Stat = tuple[int, int, int, int]
 _MAGIC = re.compile(r"[*?\[{]")
 #: `?` begins the query of a URL.
 _URL_MAGIC = re.compile(r"[*\[{]")
+#: The most paths that the braces of one pattern may stand for.
+MOST_PATHS = 1_000_000
+#: The most braces of a pattern; more than twenty that hold two parts each are more paths than that.
+MOST_BRACES = 100
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 #: What stores report of a file that changes with its content.
 _IDENTITIES = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "checksum", "blob_id", "sha256")
@@ -46,8 +51,10 @@ def expand_braces(pattern: str) -> list[str]:
     """Return the patterns of a pattern with braces: `{a,b}` is each part, `{000..127}` each number, padded as written.
 
     Braces may be nested. Braces that are not closed, or hold neither a comma nor a range, stay as they are, as in a
-    shell.
+    shell. Raises TrainkitError if there are more than `MOST_PATHS`.
     """
+    if pattern.count("{") > MOST_BRACES:
+        raise _too_many(pattern)
     for start in (i for i, c in enumerate(pattern) if c == "{"):
         closing = _find_closing(pattern, start)
         if closing is None:
@@ -61,10 +68,22 @@ def expand_braces(pattern: str) -> list[str]:
             parts = _numbers(*match.groups())
         else:
             continue
-        return [
-            head + middle + rest for part in parts for middle in expand_braces(part) for rest in expand_braces(tail)
-        ]
+        rests = expand_braces(tail)
+        found: list[str] = []
+        for middle in (middle for part in parts for middle in expand_braces(part)):
+            if len(found) + len(rests) > MOST_PATHS:
+                raise _too_many(pattern)
+            found += [head + middle + rest for rest in rests]
+        return found
     return [pattern]
+
+
+def _too_many(pattern: str) -> TrainkitError:
+    return TrainkitError(
+        f"its braces stand for more than {MOST_PATHS:,} paths",
+        where=shorten(pattern),
+        hint="write * for what varies, or narrow the range",
+    )
 
 
 def _find_closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
@@ -83,6 +102,8 @@ def _find_closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
 def _numbers(first: str, last: str) -> list[str]:
     padded = any(len(text.lstrip("-")) > 1 and text.lstrip("-").startswith("0") for text in (first, last))
     width = max(len(first), len(last)) if padded else 0
+    if width > 20 or max(len(first), len(last)) > 20 or abs(int(last) - int(first)) > MOST_PATHS:
+        raise _too_many(f"{{{first}..{last}}}")
     a, b = int(first), int(last)
     return [f"{n:0{width}d}" for n in range(a, b + (1 if a <= b else -1), 1 if a <= b else -1)]
 
@@ -139,15 +160,18 @@ def match_files(pattern: str) -> list[Match]:
     missing: list[str] = []
     for expanded in expand_braces(tail):
         path = root / expanded
-        if path.is_file():
-            files.add(path)
-        elif path.is_dir():
-            raise _directory(str(path))
-        elif glob.has_magic(expanded):
-            names = glob.glob(expanded, root_dir=root, recursive=True)
-            files.update(file for name in names if (file := root / name).is_file())
-        else:
-            missing.append(str(path))
+        try:
+            if path.is_file():
+                files.add(path)
+            elif path.is_dir():
+                raise _directory(str(path))
+            elif glob.has_magic(expanded):
+                names = glob.glob(expanded, root_dir=root, recursive=True)
+                files.update(file for name in names if (file := root / name).is_file())
+            else:
+                missing.append(str(path))
+        except OSError as error:  # such as a name of more than 255 bytes
+            raise TrainkitError(f"no file has such a name: {error.strerror}", where=shorten(pattern)) from error
     if missing:
         raise _missing(pattern, missing, nearest(Path(missing[0])))
     if not files:
