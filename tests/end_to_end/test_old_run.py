@@ -29,15 +29,18 @@ from trainkit.rundir.directory import recipe_of
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "old_run.tar.gz"
 #: Where the run was made: its recipe has absolute paths.
 MADE_IN = "/tmp/oldrun"
+#: "Never" and "all", as old recipes could say it: no new recipe may have such numbers.
+BEYOND = {"every_minutes = 10.0": "every_minutes = 1e12", "top_k = 50": "top_k = 1000000000000"}
 
 
 def unpacked(directory: Path) -> Path:
-    """The run, in a workplace of its own."""
+    """The run, in a workplace of its own, with numbers that are out of today's ranges."""
     with tarfile.open(FIXTURE) as archive:
         archive.extractall(directory, filter="data")
-    recipe = directory / "runs" / "old" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace(MADE_IN, str(directory)))
-    return directory / "runs" / "old"
+    run = directory / "runs" / "old"
+    for old, new in ({MADE_IN: str(directory)} | BEYOND).items():
+        replace_in_recipe(run, old, new)
+    return run
 
 
 def replace_in_recipe(run: Path, old: str, new: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from trainkit.plan.size import check_size
 from trainkit.recipe.families.sizes import divisors, nearest_divisors
 from trainkit.recipe.spec import MOST
 from trainkit.recipe.toml import schema
-from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.load import load, load_resolved
+from trainkit.recipe.toml.values import dumps, flat
 
 
 def numbers(node: schema.Node, name: str) -> Iterator[tuple[str, schema.Node]]:
@@ -77,6 +79,30 @@ def test_what_no_machine_holds_is_refused_with_the_estimate(tmp_path: Path) -> N
         assert raised.value.where == what
         check_size(recipe, vocab_size=300, memory=lambda: None)
     check_size(load(write(tmp_path)).recipe, vocab_size=300, memory=lambda: pytest.fail("a small recipe asks for it"))
+
+
+def test_a_run_that_was_trained_with_numbers_beyond_the_ranges_still_loads(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path))
+    text = dumps(loaded.recipe, loaded.origins, loaded.path)
+    beyond = {
+        "train.steps": 10**12,
+        "train.max_grad_norm": 1e30,
+        "optimizer.learning_rate": 1e7,
+        "optimizer.eps": 1e-40,
+        "schedule.warmup": 10**10,
+        "checkpoint.every_minutes": 1e9,
+    }
+    for key, value in beyond.items():
+        text, count = re.subn(rf"^{key.split('.')[1]} = \S+", f"{key.split('.')[1]} = {value!r}", text, flags=re.M)
+        assert count == 1, key
+    path = write(tmp_path, text, "recipe.toml")
+    found = flat(load_resolved(path).recipe)
+    assert {key: found[tuple(key.split("."))] for key in beyond} == beyond
+    with pytest.raises(TrainkitError, match=r"train.batch_size = 1000000000000: expected a whole number from 1 to"):
+        load_resolved(path, ["train.batch_size=1_000_000_000_000"])
+    for wrong in ("steps = 0", "steps = -1", 'steps = "many"'):
+        with pytest.raises(TrainkitError, match=r"recipe.toml:\d+: train.steps = "):
+            load_resolved(write(tmp_path, text.replace("steps = 1000000000000", wrong), "recipe.toml"))
 
 
 def test_a_run_has_a_bounded_number_of_steps(tmp_path: Path) -> None:

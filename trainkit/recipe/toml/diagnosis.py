@@ -20,11 +20,13 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
 from trainkit.recipe.toml.layers import SET, all_keys
+from trainkit.recipe.toml.nested import get, put, put_if_free
 from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.schema import (
     Node,
     choices,
     describe,
+    has_list,
     has_table,
     keys_of,
     leaves,
@@ -33,13 +35,25 @@ from trainkit.recipe.toml.schema import (
     placeholder,
     types_of,
 )
-from trainkit.recipe.toml.suggestions import accepts, correction, fit, is_kind, kind_of, short, suggest, word_for
+from trainkit.recipe.toml.suggestions import (
+    Meant,
+    accepts,
+    correction,
+    fit,
+    is_kind,
+    kind_of,
+    short,
+    suggest,
+    word_for,
+)
 from trainkit.recipe.toml.values import toml_value
 
 #: Keys of a file that are taken out of it before it is validated: a mistake is not repaired by moving it there.
 TAKEN = ("extends", "mode")
 #: Largest number of validations; each finds what earlier mistakes hid.
 LOOKS = 8
+#: Largest number of mistakes that are looked into and shown: nobody reads thousands.
+SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -67,10 +81,11 @@ def diagnose(
         name: of the file.
         language: the class that validated `values`.
     """
+    count = error.error_count()
     mistakes = _Search(deepcopy(values), origin, language).all(error)
     if len(mistakes) == 1:
         return TrainkitError(mistakes[0].problem, where=str(mistakes[0].where), hint=mistakes[0].hint)
-    blocks = [f"{len(mistakes)} mistakes"]
+    blocks = [f"{len(mistakes)} mistakes" if count <= SHOWN else f"{count:,} mistakes; {len(mistakes)} of them:"]
     for mistake in mistakes:
         block = f"{mistake.where}: {mistake.problem}"
         blocks.append(block + (f"\n  hint: {mistake.hint}" if mistake.hint else ""))
@@ -95,17 +110,20 @@ class _Search:
             unknown = [key for key, e in errors if e["type"] == "extra_forbidden"]
             before = len(self.found)
             for key in unknown:
-                self._unknown(key)
+                if len(self.found) < SHOWN:
+                    self._unknown(key)
             for key, e in [] if unknown else errors:
+                if len(self.found) >= SHOWN:
+                    break
                 if e["type"] == "value_error" and isinstance(missing := e["ctx"]["error"], MissingKey):
                     self._missing((*key, *missing.key.split(".")), f"needed because {missing.why}")
                 elif e["type"] == "value_error":
                     self._contradiction(key, str(e["ctx"]["error"]))
-                elif e["type"] == "missing" and _get(self.data, key, _NOTHING) is _NOTHING:
+                elif e["type"] == "missing" and get(self.data, key, _NOTHING) is _NOTHING:
                     self._missing(key)
                 elif not self._was_repaired(key):
                     self._wrong(self._whole(key))
-            if len(self.found) == before:
+            if len(self.found) in (before, SHOWN):
                 break
             try:
                 self.language.model_validate(with_tuples(self.data))
@@ -133,33 +151,55 @@ class _Search:
 
     def _unknown(self, key: Key) -> None:
         section, name = key[:-1], str(key[-1])
-        value = _get(self.data, key)
-        known = list(keys_of(self._node(section) or {}, _get(self.data, section)))
-        hint, target = self._of_another_type(section, name), None
-        if not hint:
-            hint, target = suggest(name, section, known, self.language)
+        value = get(self.data, key)
+        known = list(keys_of(self._node(section) or {}, get(self.data, section)))
+        other = self._of_another_type(section, name)
+        meant = Meant(other) if other else suggest(name, section, known, self.language)
+        hint = meant.hint
         said = f"{dotted_key(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted_key(key)}]"
         problem = f"{said}: no such {'section' if isinstance(value, dict) else 'key'}"
         if not hint:
             hint = f"allowed here: {', '.join(known)}" if known else "leave it out"
         self.found[key] = Mistake(self._where(key), problem, hint)
-        _get(self.data, section).pop(name)
-        if target and target[0] not in TAKEN and _place(self.data, target, value):
-            self.written[target] = self._as_written(key)
+        get(self.data, section).pop(name)
+        if meant.key and meant.key[0] not in TAKEN:
+            self._move(self._as_written(key), meant.key, value, is_same=meant.is_same)
+
+    def _move(self, source: Key, target: Key, value: Any, *, is_same: bool = True) -> None:
+        """Put the value of an unknown key where it belongs, so that what is inside is checked too.
+
+        A table goes there even if it is not quite the same: most of its keys have other names anyway.
+        """
+        node, present = self._node(target), get(self.data, target, _NOTHING)
+        if node is not None and has_list(node) and not has_table(node) and _is_table(value):
+            entries = value if isinstance(value, list) else [value]
+            if present is _NOTHING and not put_if_free(self.data, target, []):
+                return
+            place = get(self.data, target)
+            for number, entry in enumerate(entries) if isinstance(place, list) else ():
+                self.written[*target, len(place)] = (*source, number) if entries is value else source
+                place.append(entry)
+        elif isinstance(value, dict) and isinstance(present, dict):
+            for name, inner in value.items():
+                self._move((*source, name), (*target, name), inner)
+        elif (is_same or (isinstance(value, dict) and node and has_table(node))) and put_if_free(
+            self.data, target, value
+        ):
+            self.written[target] = source
 
     def _of_another_type(self, section: Key, name: str) -> str:
         node = self._node(section)
         having = [kind for kind in types_of(node) if name in keys_of(node, {"type": kind})] if node else []
         if not having:
             return ""
-        close = difflib.get_close_matches(name, keys_of(node or {}, _get(self.data, section)), n=1, cutoff=0.85)
+        close = difflib.get_close_matches(name, keys_of(node or {}, get(self.data, section)), n=1, cutoff=0.85)
         meant = f"did you mean {close[0]}? " if close else ""
         return f"{meant}{name} goes with type = {' or '.join(map(toml_value, having))}"
 
     def _missing(self, key: Key, why: str = "") -> None:
         node = self._node(key)
         assert node is not None, key
-        _put(self.data, key, placeholder(node))
+        put(self.data, key, placeholder(node))
         if any(key[: len(known)] == known for known in self.repaired):
             return  # a repair removed it
         self.repaired.add(key)
@@ -168,7 +208,7 @@ class _Search:
             what = "[[data.train]]"
         hint = f"{dotted_key(key)} is {describe(node)}" + (f": {meaning_of(node)}" if meaning_of(node) else "")
         section = self._node(key[:-1])
-        if section and len(types := types_of(section)) > 1 and "type" not in _get(self.data, key[:-1]):
+        if section and len(types := types_of(section)) > 1 and "type" not in get(self.data, key[:-1]):
             hint += f"; or say type = {' or '.join(map(toml_value, types))}"
         if key == ("schema",):
             hint = "begin the recipe with: schema = 1"
@@ -180,12 +220,12 @@ class _Search:
 
     def _whole(self, key: Key) -> Key:
         """Return the key of the list where the entry of a list is wrong because the list should be in another one."""
-        outer, node = _get(self.data, key[:-1]), self._node(key[:-1])
+        outer, node = get(self.data, key[:-1]), self._node(key[:-1])
         is_pair = isinstance(key[-1], int) and isinstance(outer, list) and node is not None and accepts(node, [outer])
         return key[:-1] if is_pair else key
 
     def _wrong(self, key: Key) -> None:
-        value, node = _get(self.data, key), self._node(key)
+        value, node = get(self.data, key), self._node(key)
         assert node is not None, key
         if isinstance(value, dict) and has_table(node):
             # the error is that of a union's `type`
@@ -218,16 +258,16 @@ class _Search:
         nearest = [kind for kind in allowed if near[kind] == max(near.values())]
         if near[nearest[0]] < 0.5:
             return allowed
-        return [max(nearest, key=partial(fit, node, _get(self.data, key[:-1])))]
+        return [max(nearest, key=partial(fit, node, get(self.data, key[:-1])))]
 
     def _replace(self, key: Key, node: Node, allowed: list[Any]) -> None:
         if key[-1] == "type" and allowed:
             # the other keys of the table are checked against the type that was probably meant
-            _put(self.data, key, max(allowed, key=partial(fit, node, _get(self.data, key[:-1]))))
+            put(self.data, key, max(allowed, key=partial(fit, node, get(self.data, key[:-1]))))
         elif "default" in node:
-            _get(self.data, key[:-1]).pop(key[-1])
+            get(self.data, key[:-1]).pop(key[-1])
         else:
-            _put(self.data, key, placeholder(node))
+            put(self.data, key, placeholder(node))
 
     def _contradiction(self, key: Key, message: str) -> None:
         """Record a contradiction between keys, unless its message names a repaired key: then the repair caused it."""
@@ -236,14 +276,14 @@ class _Search:
         around = [known for known in self.repaired if key[: len(known)] == known]
         if around or any(str(known[-1]) in words for known in inside):
             return
-        value = _get(self.data, key)
+        value = get(self.data, key)
         if not isinstance(value, dict):
             self.found[message] = Mistake(self._where(key), f"{dotted_key(key)} = {short(value)}: {message}")
             return
         # a person looks at the first key that the message names
         paths = [(*key, name) for name in value if name in words]
         whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
-        if existing := [path for path in whole if _get(self.data, path, _NOTHING) is not _NOTHING]:
+        if existing := [path for path in whole if get(self.data, path, _NOTHING) is not _NOTHING]:
             self.found[message] = Mistake(self._where(existing[0]), message)
             return
         if not key:
@@ -264,7 +304,7 @@ def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[
         key: Key = ()
         value = data
         for position, part in enumerate(item["loc"]):
-            inner = _get(value, (part,), default=_NOTHING)
+            inner = get(value, (part,), default=_NOTHING)
             if inner is not _NOTHING:
                 key, value = (*key, part), inner
             elif position == len(item["loc"]) - 1 and item["type"] == "missing" and isinstance(value, dict):
@@ -277,35 +317,10 @@ def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[
 _NOTHING = object()
 
 
+def _is_table(value: Any) -> bool:
+    """Return whether a value is a table or a list of tables."""
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
 def _part(name: str) -> str | int:
     return int(name) if name.isdecimal() else name
-
-
-def _get(data: Any, key: Key, default: Any = None) -> Any:
-    for part in key:
-        is_there = part in data if isinstance(data, dict) else isinstance(data, list) and part in range(len(data))
-        if not is_there:
-            return default
-        data = data[part]
-    return data
-
-
-def _put(data: Any, key: Key, value: Any) -> None:
-    target = _get(data, key[:-1])
-    if isinstance(target, list) and key[-1] == len(target):
-        target.append(value)
-    else:
-        target[key[-1]] = value
-
-
-def _place(data: dict[str, Any], target: Key, value: Any) -> bool:
-    """Put a value where it belongs, unless that place is taken."""
-    if any(isinstance(part, int) for part in target) and not isinstance(_get(data, target[:-1]), dict):
-        return False  # there is no such entry of a list
-    table: Any = data
-    for part in target[:-1]:
-        table = table.setdefault(part, {}) if isinstance(table, dict) else _get(table, (part,))
-    if not isinstance(table, dict) or target[-1] in table:
-        return False
-    table[target[-1]] = value
-    return True

@@ -167,7 +167,7 @@ def _meant_by_yaml(name: str) -> str:
     """Return what to write in place of a key and a colon."""
     from trainkit.recipe.toml.suggestions import suggest
 
-    called, _ = suggest(name, (), [])
+    called = suggest(name, (), []).hint
     return "write = between key and value, not :, and [section] above the keys of a section" + (
         f"; {name}: {called}" if called else ""
     )

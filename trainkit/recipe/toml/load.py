@@ -22,6 +22,7 @@ from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table
 from trainkit.recipe.toml.modes import BUILT_IN, FULL, check_mode, in_mode, take_modes
 from trainkit.recipe.toml.positions import dotted_key
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
+from trainkit.recipe.toml.recorded_values import validate_recorded
 from trainkit.recipe.toml.values import flat
 
 if TYPE_CHECKING:
@@ -116,7 +117,10 @@ def _check(
     if look_up_adapter is not None:
         layer = put_below(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
-        recipe = language.model_validate(with_tuples(layer.table))
+        if resolved:
+            recipe = validate_recorded(language, layer)
+        else:
+            recipe = language.model_validate(with_tuples(layer.table))
     except ValidationError as error:
         from trainkit.recipe.toml.diagnosis import diagnose
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.aliases import FOREIGN, PLAIN_KEYS, VALUE_HINTS, VALUES
+from trainkit.recipe.toml.aliases import FOREIGN, PLAIN_KEYS, VALUE_HINTS, VALUES, Foreign
 from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.schema import Node, branches, choices, has_list, has_table, keys_of, leaves, table, types_of
 from trainkit.recipe.toml.values import toml_value
@@ -22,35 +22,52 @@ def fit(node: Node, value: dict[str, Any], kind: str) -> int:
     return len(found["properties"].keys() & value.keys()) - 2 * len(missing)
 
 
-def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> tuple[str, Key | None]:
-    """Return (what to write instead, the key that is certainly meant) for an unknown key of a section."""
+class Meant(NamedTuple):
+    """What an unknown key probably is."""
+
+    hint: str = ""
+    """What to write instead."""
+    key: Key | None = None
+    """The key that is meant, if there is only one."""
+    is_same: bool = True
+    """Whether its values mean the same there."""
+
+
+def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> Meant:
+    """Return what is meant by an unknown key of a section, which has the `known` keys."""
     if same := [key for key in known if _squeezed(key) == _squeezed(name)]:
-        return f"did you mean {same[0]}?", (*section, same[0])
+        return Meant(f"did you mean {same[0]}?", (*section, same[0]))
     plain = name.strip().lower().replace("-", "_")
     close = difflib.get_close_matches(plain, known, n=1)
     foreign = FOREIGN.get(plain)
     if foreign and close and foreign.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
         foreign = None
     if foreign and foreign.key != dotted_key((*section, name)):
-        target: Key = tuple(int(part) if part.isdecimal() else part for part in foreign.key.split("."))
-        if target[:3] == ("data", "train", 0) and section[:1] == ("data",) and len(section) == 3:
-            target = (*section, target[-1])  # the same key of this source
-        called = f"it is called {foreign.key} here" if foreign.key else ""
-        if foreign.key and target[:-1] == section:
-            called = f"it is called {target[-1]} here"
-        hint = "; ".join(part for part in (called, foreign.note) if part)
-        return hint, target if foreign.key and not foreign.note else None
+        return _alias(foreign, section)
     keys = list(leaves(language))
     elsewhere = [path for path in keys if path[-1] == plain and path[:-1] != section and name != "type"]
     if section and plain in ("extends", "schema"):
-        return f"{plain} stands at the top of the file, above every section", (plain,)
+        return Meant(f"{plain} stands at the top of the file, above every section", (plain,))
     if len(elsewhere) == 1 or (elsewhere and not close):
-        return f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", elsewhere[0] if len(elsewhere) == 1 else None
+        only = elsewhere[0] if len(elsewhere) == 1 else None
+        return Meant(f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", only)
     if close:
-        return f"did you mean {close[0]}?", (*section, close[0])
+        return Meant(f"did you mean {close[0]}?", (*section, close[0]))
     names = {str(path[-1]): path for path in keys}
     far = difflib.get_close_matches(plain, names, n=1, cutoff=0.8)
-    return (f"did you mean {dotted_key(names[far[0]])}?", None) if far else ("", None)
+    return Meant(f"did you mean {dotted_key(names[far[0]])}?") if far else Meant()
+
+
+def _alias(foreign: Foreign, section: Key) -> Meant:
+    """Return what a key of another trainer, written in a section, is called here."""
+    target: Key = tuple(int(part) if part.isdecimal() else part for part in foreign.key.split("."))
+    if target[:3] == ("data", "train", 0) and section[:1] == ("data",) and len(section) == 3:
+        target = (*section, target[-1])  # the same key of this source
+    called = f"it is called {foreign.key} here" if foreign.key else ""
+    if foreign.key and target[:-1] == section:
+        called = f"it is called {target[-1]} here"
+    hint = "; ".join(part for part in (called, foreign.note) if part)
+    return Meant(hint, target if foreign.key else None, is_same=not foreign.note)
 
 
 def _squeezed(name: str) -> str:

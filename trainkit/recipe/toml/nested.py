@@ -1,0 +1,39 @@
+"""Values in nested tables and lists, by their keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.recipe.toml.positions import Key
+
+
+def get(data: Any, key: Key, default: Any = None) -> Any:
+    """Return the value at a key, or `default` if there is none."""
+    for part in key:
+        is_there = part in data if isinstance(data, dict) else isinstance(data, list) and part in range(len(data))
+        if not is_there:
+            return default
+        data = data[part]
+    return data
+
+
+def put(data: Any, key: Key, value: Any) -> None:
+    """Replace the value at a key, or add it to the table or to the end of the list around it."""
+    target = get(data, key[:-1])
+    if isinstance(target, list) and key[-1] == len(target):
+        target.append(value)
+    else:
+        target[key[-1]] = value
+
+
+def put_if_free(data: dict[str, Any], key: Key, value: Any) -> bool:
+    """Put a value at a key, with the tables around it, unless that place is taken; return whether it was free."""
+    if any(isinstance(part, int) for part in key) and not isinstance(get(data, key[:-1]), dict):
+        return False  # there is no such entry of a list
+    table: Any = data
+    for part in key[:-1]:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else get(table, (part,))
+    if not isinstance(table, dict) or key[-1] in table:
+        return False
+    table[key[-1]] = value
+    return True
