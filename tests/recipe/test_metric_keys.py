@@ -20,7 +20,7 @@ WRONG = {
     'type = "f1"': 'type = "f1" needs label and predicted, which task.type = "causal-lm" does not predict: no'
     " metric fits it",
     'type = "f2"': 'expected "accuracy"',
-    'average = "macro"': 'metrics.0.type = None: expected "accuracy"',
+    'average = "macro"': 'metrics.0.type is missing: expected "accuracy"',
     'type = "mcc"\nname = "a/b"': 'metrics.0.name = "a/b": use letters',
     'type = "mcc"\n[[evaluate.metrics]]\ntype = "f1"\nname = "mcc"': 'two metrics are named "mcc"',
 }
