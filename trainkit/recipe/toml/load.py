@@ -117,10 +117,7 @@ def _check(
     if look_up_adapter is not None:
         layer = put_below(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
-        if resolved:
-            recipe = validate_recorded(language, layer)
-        else:
-            recipe = language.model_validate(with_tuples(layer.table))
+        recipe = validate_recorded(language, layer) if resolved else language.model_validate(with_tuples(layer.table))
     except ValidationError as error:
         from trainkit.recipe.toml.diagnosis import diagnose
 
