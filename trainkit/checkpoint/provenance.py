@@ -63,7 +63,7 @@ def make_manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, proven
         log=provenance.log,
         aim_run=provenance.aim_run,
         metrics=provenance.metrics,
-        versions=_versions(),
+        versions=versions_of(),
         devices=sorted(device.device_kind for device in devices),
         mesh=meshes[0] if meshes else {},
         bytes=size_of(leaves),
@@ -71,7 +71,8 @@ def make_manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, proven
     )
 
 
-def _versions() -> dict[str, str]:
+def versions_of() -> dict[str, str]:
+    """Return the versions of Python, trainkit and the packages that compute and store."""
     packages = ("jax", "jaxlib", "numpy", "tensorstore")
     return {"trainkit": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
 

@@ -17,6 +17,7 @@ from trainkit.recipe.sections.average import Average
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.evaluate import Evaluate
+from trainkit.recipe.sections.guard import Guard
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.mup import Mup
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
@@ -43,6 +44,8 @@ _LATER: dict[str, dict[str, Any]] = {
     "task": {"likelihood_of_prompt": False},
     "tokenizer": {"new_tokens": []},
 }
+#: Tables that came later; with their defaults they change no fingerprint.
+_LATER_TABLES = ("guard",)
 
 
 class Recipe(Spec):
@@ -71,6 +74,7 @@ class Recipe(Spec):
     """If the section is absent, parameters are not averaged."""
     precision: Precision = Precision.model_construct()
     parallel: Parallel = Parallel.model_construct()
+    guard: Guard = Guard.model_construct()
     checkpoint: Checkpoint = Checkpoint.model_construct()
     export: Export | None = None
     """If the section is absent, nothing is exported during training."""
@@ -304,6 +308,9 @@ class Recipe(Spec):
         for group in values["optimizer"].get("groups", ()):
             if group["optimizer"]:
                 group["optimizer"] = _without(_LATER["optimizer"], group["optimizer"])
+        for table in _LATER_TABLES:
+            if getattr(self, table) == type(self).model_fields[table].default:
+                del values[table]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -77,13 +77,17 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
 
     has_frozen = bool(jax.tree.leaves(shardings.frozen))
     frozen = new_part("frozen", load_base(recipe, built.base, on=built.mesh) if has_frozen else None)
-    names = manifests.read(path).leaves
+    found = manifests.read(path)
+    names = found.leaves
     saved = {name.partition(".")[0] for name in names}
     has_live, is_scaled, is_averaged = (part in saved for part in ("live", "loss_scale", "averages"))
     remembered = {name for name in names if name.startswith("history.")}
     remembers = remembered == named_leaves(template.history, under="history").keys()
+    guarded = {name: leaf.shape for name, leaf in found.leaves.items() if name.startswith("guard.")}
+    wanted = named_leaves(template.guard, under="guard")
+    guards = guarded == {name: leaf.shape for name, leaf in wanted.items()}
     same = is_scaled == (template.loss_scale is not None) and is_averaged == (template.averages is not None)
-    if has_live and same and remembers and not reset_optimizer:
+    if has_live and same and remembers and guards and not reset_optimizer:
         return replace(restore.restore(path, template), frozen=frozen)
     new: dict[str, Any] = {"frozen": frozen}
     if reset_optimizer:
@@ -97,6 +101,8 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
         new |= {"averages": None, "average_count": None}
     if not remembers:  # other statistics than before begin with nothing
         new["history"] = new_part("history")
+    if not guards:  # nor does another guard know what came before
+        new["guard"] = new_part("guard")
     kept = [field.name for field in fields(State) if field.name not in new]
     state = State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
     return _with_first_parts(state, built)

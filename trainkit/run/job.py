@@ -25,6 +25,7 @@ from trainkit.parallel import hosts, mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import WRITING
+from trainkit.run.black_box import BlackBoxes
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
@@ -43,6 +44,7 @@ from trainkit.train.profile import Profile
 from trainkit.train.reference import log_info
 from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.state import State, with_averages
+from trainkit.train.verdicts import Verdicts
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
 AIM_HASH_SECONDS = 20.0
@@ -107,11 +109,14 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             before=before,
             finish=finish,
         )
+        boxes = BlackBoxes(directory, recipe, cache, data, log)
+        verdicts = Verdicts(recipe.guard, log=log, report=boxes.write)
         metrics = MetricsWriter(
             log,
             data=data.epochs,
             work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops),
             scheduled=data.schedule_values,
+            check=verdicts.check,
         )
         profile = Profile(directory, start.profile, log=log, metrics=metrics)
         starts_again = False

@@ -85,6 +85,7 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
             averages=averaging is not None,
             statistics=recipe.statistics,
             timed=recipe.train.is_timed,
+            guard=recipe.guard,
         )
 
     whole = jax.eval_shape(model, jax.random.key(0))
@@ -155,6 +156,7 @@ def _step(recipe: Recipe, plan: Plan, **parts: Any) -> Step:
         learning_rate=optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps),
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
+        guard=recipe.guard,
         schedules={
             name: optim.ScheduledValue(
                 optim.learning_rate(schedule, peak=1.0, steps=plan.steps), recipe.optimizer.scheduled_metrics(name)

@@ -99,10 +99,12 @@ class MetricsWriter:
         data: Callable[[int], dict[str, float]],
         work: StepWork,
         scheduled: Callable[[int], dict[str, float]] = lambda step: {},
+        check: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
         """`data` returns the epochs of each source after so many steps; `scheduled`, what [schedules] says about the
-        batch after so many steps."""
-        self._scheduled = scheduled
+        batch after so many steps. `check` judges the metrics of each step once they are logged; `check_finite` if
+        None."""
+        self._scheduled, self._check = scheduled, check or check_finite
         self._log, self._data, self._work = log, data, work
         self._pending: tuple[int, Metrics, Mapping[str, int]] | None = None
         self._system = SystemMetrics()
@@ -175,7 +177,7 @@ class MetricsWriter:
         self._log.write("step", step=step, metrics=values)
         if layers:
             self._log.write("statistics", step=step, values={path: _list(array) for path, array in layers.items()})
-        check_finite(step, values)
+        self._check(step, values)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

@@ -14,8 +14,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from trainkit.models.adapters import trainable
 from trainkit.models.stack import LanguageModel
 from trainkit.optim.average import first_averages
+from trainkit.recipe.sections.guard import Guard
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.recipe.sections.schedule_spec import NEVER
+from trainkit.train.guard import GuardState, first_guard
 from trainkit.train.statistics import History, first_history
 
 #: Purposes of random numbers in a step and in an evaluation. The first state has 0, samples have 1: see
@@ -70,6 +72,8 @@ class State(eqx.Module):
     """How many parameters `averages` contains: 0 until averaging begins. None without averages."""
     history: History | None = None
     """None unless a statistic of the recipe needs it."""
+    guard: GuardState | None = None
+    """None unless [guard] decides something inside the step."""
 
 
 def initial_live(*, timed: bool = False) -> Live:
@@ -101,11 +105,12 @@ def init(
     averages: bool = False,
     statistics: Statistics | None = None,
     timed: bool = False,
+    guard: Guard | None = None,
 ) -> State:
     """Return the state before the first step. `model` builds the initial model in the dtype of its parameters.
 
     `averages` says whether the parameters are averaged; `statistics` may need a history; `timed` says whether the
-    run ends at a time.
+    run ends at a time; `guard` may need to remember losses and skips.
     """
     initial = model(jax.random.fold_in(key, 0))
     params, frozen = eqx.partition(initial, trainable(initial))
@@ -113,7 +118,9 @@ def init(
     state = State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(timed=timed), scale)
     if averages:
         state = replace(state, averages=first_averages(params), average_count=jnp.int32(0))
-    return replace(state, history=first_history(statistics, params)) if statistics else state
+    if statistics:
+        state = replace(state, history=first_history(statistics, params))
+    return replace(state, guard=first_guard(guard)) if guard else state
 
 
 def key_of(state: State, purpose: int) -> PRNGKeyArray:

@@ -19,9 +19,11 @@ from trainkit import optim
 from trainkit.optim import LearningRate, ScheduledValue
 from trainkit.optim.average import Averaging
 from trainkit.parallel.precision import random_bits, to_bfloat16
+from trainkit.recipe.sections.guard import Guard
 from trainkit.recipe.sections.outputs import Statistics
 from trainkit.tasks import Task
 from trainkit.train.gradients import Batch, BatchGradient
+from trainkit.train.guard import judge
 from trainkit.train.state import MOMENTS, PARAMETERS, STATISTICS, State, adjusted_scale, key_of
 from trainkit.train.statistics import SeenStep, measure, next_history
 
@@ -46,6 +48,7 @@ def make_step(
     gradient_shardings: PyTree | None = None,
     statistics: Statistics | None = None,
     nearby: jnp.dtype | None = None,
+    guard: Guard | None = None,
 ) -> Step:
     """Return `step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
 
@@ -60,6 +63,7 @@ def make_step(
         schedules: values of the optimizer that change over the run, by their names in [schedules].
         gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
         statistics: those that every call computes besides the usual metrics; None for none.
+        guard: says which updates do not count; it needs `State.guard`, unless it decides nothing inside a step.
         nearby: what `grad_fn` of the optimizer and of the Hessian computes in; `compute` if None.
     """
     gradient = BatchGradient(
@@ -119,7 +123,7 @@ def make_step(
             seen = SeenStep(state.params, means, updates, loss, mean, grad_fn, key, kept, history, reports)
             metrics |= measure(statistics, seen) if statistics else {}
             after = replace(after, history=next_history(seen))
-        return _unless_skipped(state, after, metrics)
+        return _unless_skipped(state, after, metrics, guard)
 
     return step
 
@@ -141,9 +145,14 @@ def _update(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str
     return jax.tree.unflatten(structure, leaves)
 
 
-def _unless_skipped(before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """Return `after`, or `before` with its step and loss scale if all weights are 0 or float16 overflowed."""
+def _unless_skipped(before: State, after: State, metrics: Metrics, guard: Guard | None) -> tuple[State, Metrics]:
+    """Return `after`, or `before` with its step, loss scale and guard if all weights are 0, float16 overflowed, or the
+    guard skips the step."""
     changed = metrics[WEIGHT] > 0
+    if guard is not None and before.guard is not None:
+        counts, judged = judge(guard, before.guard, metrics, scaled=before.loss_scale is not None)
+        changed &= counts
+        after = replace(after, guard=judged)
     if before.loss_scale:
         finite = jnp.isfinite(metrics["gradients/norm"])
         changed &= finite

@@ -7,6 +7,7 @@
 | `data.py` | `[data]`, `[data.encoding]` |
 | `document.py`, `document_spec.py` | `document = { … }` of a source; what every type of document says about itself |
 | `evaluate.py`, `metric.py` | `[evaluate]`, `[[evaluate.metrics]]` |
+| `guard.py` | `[guard]` |
 | `model.py` | `[model]`: the families of `recipe/families/` |
 | `mup.py` | `[mup]` |
 | `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |

@@ -1,0 +1,60 @@
+"""A step that breaks in a real run: what [guard] makes of it, what the black box holds, and that resuming is exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from trainer import BARE, arrays, killed_and_resumed, losses, run_of, workplace
+
+from trainkit import files
+from trainkit.events.log import read
+
+STEPS, BROKEN = 12, 8
+#: The update of step `BROKEN` is not finite.
+PLUGIN = f"""
+from typing import Literal
+
+from trainkit.recipe.sections.schedule_spec import ScheduleSpec
+
+
+class Breaking(ScheduleSpec):
+    "Constant, but for one step."
+    type: Literal["breaking"]
+
+    def rate_after_warmup(self, step, *, peak, steps, decay_start, xp):
+        return xp.where(step == {BROKEN - 1}, xp.nan, peak)
+"""
+RECIPE = BARE.replace('type = "cosine"', 'type = "breaking"').replace("steps = 24", f"steps = {STEPS}")
+RECIPE = RECIPE.replace("[checkpoint]\n", '[plugins]\nfiles = ["breaking.py"]\n[checkpoint]\n').replace(
+    "= 1e-2", "= 1e-3"
+)
+
+
+def place(directory: Path, guard: str) -> Path:
+    (workplace(directory, RECIPE + guard) / "breaking.py").write_text(PLUGIN)
+    return directory
+
+
+def alerts(run: Path) -> list[tuple[int, str]]:
+    return [(e["step"], e["message"]) for e in read(run) if e["type"] == "alert" and e["kind"] == "guard"]
+
+
+def test_a_skipped_step_is_announced_and_leaves_a_black_box_and_a_resumed_run_skips_it_too(tmp_path: Path) -> None:
+    guard = '[guard]\nnon_finite = "skip"\n'
+    run = run_of(place(tmp_path / "whole", guard))
+    assert [step for step, _ in alerts(run)] == [BROKEN]
+    assert set(losses(run)) == set(range(1, STEPS + 1)) and np.isfinite(list(losses(run).values())).all()
+    box = run / "blackbox" / str(BROKEN)
+    found = files.read_json(box / "box.json")
+    assert (found["step"], found["action"]) == (BROKEN, "skip")
+    assert set(found["keys"]) == {"loss", "dropout", "optimizer", "rounding"}
+    with np.load(box / "batch.npz") as batch:
+        rows = [json.loads(line) for line in (box / "batch.jsonl").read_text().splitlines()]
+        assert len(rows) == len(batch["tokens"]) == 8 and rows[0]["step"] == BROKEN - 1
+    steps = [json.loads(line)["step"] for line in (box / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, BROKEN + 1))
+
+    resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
+    assert losses(resumed) == losses(run) and arrays(resumed, STEPS) == arrays(run, STEPS)

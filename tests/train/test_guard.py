@@ -1,0 +1,108 @@
+"""[guard] inside the step: what does not count changes nothing, and a guard that is off is not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from trainkit.events.log import EventLog
+from trainkit.recipe.sections.guard import Guard
+from trainkit.recipe.sections.task import CausalLM
+from trainkit.tasks import build as build_task
+from trainkit.train.guard import SKIPPED, SKIPPED_IN_A_ROW, first_guard
+from trainkit.train.metrics import NotFinite
+from trainkit.train.state import State
+from trainkit.train.step import make_step
+from trainkit.train.verdicts import Incident, Verdicts
+
+SKIP = Guard(non_finite="skip", max_skips=2)
+FINE = {"train/loss": 1.0, "gradients/norm": 1.0, "parameters/norm": 1.0}
+
+
+def step(guard: Guard | None) -> Any:
+    return make_step(
+        task=build_task(CausalLM()),
+        optimizer=small.optimizer(),
+        learning_rate=lambda step, start, end: jnp.float32(1e-2),
+        compute=jnp.dtype(jnp.float32),
+        max_grad_norm=1.0,
+        guard=guard,
+    )
+
+
+@cache
+def guarded(guard: Guard) -> Any:
+    return jax.jit(step(guard))
+
+
+def state(guard: Guard) -> State:
+    return replace(small.state(), guard=first_guard(guard))
+
+
+def kept(state: State) -> list[Any]:
+    return jax.tree.leaves((state.params, state.optimizer))
+
+
+def test_a_guard_that_decides_nothing_in_a_step_leaves_the_program_as_it_is() -> None:
+    assert first_guard(Guard()) is None
+    texts = {jax.jit(step(guard)).lower(small.state(), small.batch(0)).as_text() for guard in (None, Guard())}
+    assert len(texts) == 1
+
+
+def test_a_step_that_is_not_finite_changes_only_its_number_and_the_next_one_counts() -> None:
+    one = guarded(SKIP)
+    first, metrics = one(state(SKIP), small.batch(0))
+    assert metrics[SKIPPED] == 0
+    skipped, metrics = one(first, small.batch(1) | {"weights": np.full_like(small.batch(1)["weights"], np.inf)})
+    assert metrics[SKIPPED] == metrics[SKIPPED_IN_A_ROW] == 1 and metrics["updates/norm"] == 0
+    for a, b in zip(kept(first), kept(skipped), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert skipped.step == first.step + 1
+    learned, metrics = one(skipped, small.batch(2))
+    assert metrics[SKIPPED] == 1 and metrics[SKIPPED_IN_A_ROW] == 0 and metrics["updates/norm"] > 0
+    assert np.isfinite(metrics["parameters/norm"])
+    assert learned.step == 3
+
+
+class Noted:
+    def __init__(self, spec: Guard, log: Any) -> None:
+        self.incidents: list[Incident] = []
+        self.verdicts = Verdicts(spec, log=log, report=self.incidents.append)
+
+    def actions(self) -> list[tuple[int, str]]:
+        return [(incident.step, incident.action) for incident in self.incidents]
+
+
+@pytest.fixture
+def log(tmp_path: Any) -> Any:
+    with_log = EventLog(tmp_path, attempt=1)
+    yield with_log
+    with_log.close()
+
+
+def test_skipped_steps_in_a_row_are_one_incident_until_there_are_too_many(log: EventLog) -> None:
+    noted = Noted(SKIP, log)
+    broken = FINE | {"train/loss": np.nan, "gradients/norm": np.nan}
+    for number, in_a_row in enumerate((0, 1, 2, 0, 1), start=1):
+        noted.verdicts.check(number, (broken if in_a_row else FINE) | {SKIPPED_IN_A_ROW: in_a_row})
+    assert noted.actions() == [(2, "skip"), (5, "skip")]
+    noted.verdicts.check(6, broken | {SKIPPED_IN_A_ROW: 2})
+    with pytest.raises(NotFinite, match="3 steps in a row would have to be skipped"):
+        noted.verdicts.check(7, broken | {SKIPPED_IN_A_ROW: 3})
+    assert noted.actions()[-1] == (7, "stop")
+    assert [step for step, _ in noted.incidents[-1].recent] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_without_a_guard_the_first_step_that_is_not_finite_ends_the_run(log: EventLog) -> None:
+    noted = Noted(Guard(), log)
+    noted.verdicts.check(1, FINE)
+    with pytest.raises(NotFinite, match="gradients/norm is inf"):
+        noted.verdicts.check(2, FINE | {"gradients/norm": np.inf})
+    assert noted.actions() == [(2, "stop")]

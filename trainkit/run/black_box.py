@@ -1,0 +1,100 @@
+"""The black box of a step that broke: what is needed to see it again, in `RUN/blackbox/STEP`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainkit import files
+from trainkit.checkpoint import store
+from trainkit.checkpoint.provenance import versions_of
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache.build import Cache
+from trainkit.data.show import show
+from trainkit.errors import TrainkitError
+from trainkit.events.log import EventLog, as_logged
+from trainkit.parallel import hosts
+from trainkit.recipe import Recipe
+from trainkit.rundir import checkpoint_files
+from trainkit.train.state import DROPOUT, LOSS, MOMENTS, PARAMETERS, key_of_step
+from trainkit.train.verdicts import Incident
+
+#: The directory in a run.
+DIRECTORY = "blackbox"
+#: A run keeps at most so many: the first ones say most.
+MOST = 8
+_PURPOSES = {"loss": LOSS, "dropout": DROPOUT, "optimizer": MOMENTS, "rounding": PARAMETERS}
+
+
+class BlackBoxes:
+    """Writes the black boxes of a run. An error in it is an alert, and never ends the run."""
+
+    def __init__(self, directory: Path, recipe: Recipe, cache: Cache, data: TrainSet, log: EventLog) -> None:
+        self._directory, self._recipe, self._cache, self._data, self._log = directory, recipe, cache, data, log
+
+    def write(self, incident: Incident) -> None:
+        """Write step, batch with decoded text, random keys and recent metrics, and keep the checkpoint before it."""
+        if not hosts.is_first():
+            return
+        target = self._directory / DIRECTORY / str(incident.step)
+        if not target.exists() and len(boxes(self._directory)) >= MOST:
+            return
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            self._write(target, incident)
+        except (OSError, TrainkitError, ValueError) as error:
+            message = f"the black box of step {incident.step} could not be written: {error}"
+            self._log.write("alert", step=incident.step, kind="guard", message=message)
+            return
+        message = f"step {incident.step}: its batch, keys and metrics are in {DIRECTORY}/{incident.step}"
+        self._log.write("log", step=incident.step, level="warning", message=message)
+
+    def _write(self, target: Path, incident: Incident) -> None:
+        first = incident.step - 1
+        before = [info.directory for info in store.checkpoints(self._directory) if info.step <= first]
+        if before and not checkpoint_files.is_marked(before[-1]):  # from which the step can be replayed
+            checkpoint_files.mark(before[-1], keep=True)
+        lines = [
+            json.dumps({"step": step, "metrics": _as_logged(metrics)}, sort_keys=True)
+            for step, metrics in incident.recent
+        ]
+        files.write(target / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+        packed = io.BytesIO()
+        np.savez(packed, allow_pickle=False, **dict(self._data.cut_batch(first)))
+        files.write(target / "batch.npz", packed.getvalue())
+        rows = (json.dumps(asdict(row), ensure_ascii=False) for row in show(self._cache, self._data, first))
+        files.write(target / "batch.jsonl", "".join(f"{row}\n" for row in rows))
+        key = jax.random.key(self._recipe.run.seed)
+        keys = {
+            purpose: jax.random.key_data(key_of_step(key, number, first)).tolist()
+            for purpose, number in _PURPOSES.items()
+        }
+        found: dict[str, Any] = {
+            "step": incident.step,
+            "action": incident.action,
+            "problem": incident.message,
+            "metrics": _as_logged(incident.recent[-1][1]),
+            "attempt": self._log.attempt,
+            "recipe": self._recipe.fingerprint(),
+            "seed": self._recipe.run.seed,
+            "keys": keys,
+            "versions": versions_of(),
+        }
+        files.write_json(target / "box.json", found)  # last: a directory without it is no black box
+
+
+def boxes(directory: Path) -> list[int]:
+    """Return the steps of the black boxes of a run, in ascending order."""
+    found = (directory / DIRECTORY).glob("*/box.json")
+    return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
+
+
+def _as_logged(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: as_logged(value) for name, value in metrics.items()}
