@@ -21,7 +21,7 @@ from trainkit.train.best import BestSoFar
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands, LiveSchedule, RequestedActions
-from trainkit.train.metrics import MetricsWriter, NotFinite
+from trainkit.train.metrics import Broken, MetricsWriter
 from trainkit.train.out_of_memory import can_recover_from, is_alive, skip_without_memory
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
@@ -140,7 +140,7 @@ def train(state: State, job: Job) -> Outcome:
         last = step == job.schedule.total_steps or job.best.exhausted
         if step > first or stop or job.best.exhausted:
             job.checkpointing.save_and_wait(state, step, last=last)
-    except (NotFinite, CheckpointNotWritten, RunMoved):
+    except (Broken, CheckpointNotWritten, RunMoved):
         raise
     except (Exception, hosts.FirstFailed) as error:
         if hosts.count() > 1 and isinstance(error, JaxRuntimeError):

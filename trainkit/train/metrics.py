@@ -37,8 +37,12 @@ BINS = 64
 STACKED = "blocks."
 
 
-class NotFinite(TrainkitError):
-    """The state is no longer finite, and must not be saved."""
+class Broken(TrainkitError):
+    """Training has broken: the run must end, and its state must not be saved."""
+
+
+class NotFinite(Broken):
+    """The state is no longer finite."""
 
 
 class StepWork(NamedTuple):
@@ -115,7 +119,7 @@ class MetricsWriter:
         """Log the metrics of the previous step, and keep those of `step`, just dispatched; `size` is `Task.count`'s.
 
         Raises:
-            NotFinite: a loss, gradient or parameter is not finite.
+            Broken: a loss, gradient or parameter is not finite, or [guard] ends the run.
         """
         self._spent["data_wait"] += waited
         previous, self._pending = self._pending, (step, metrics, size)

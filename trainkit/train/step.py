@@ -150,7 +150,9 @@ def _unless_skipped(before: State, after: State, metrics: Metrics, guard: Guard 
     guard skips the step."""
     changed = metrics[WEIGHT] > 0
     if guard is not None and before.guard is not None:
-        counts, judged = judge(guard, before.guard, metrics, scaled=before.loss_scale is not None)
+        counts, judged = judge(
+            guard, before.guard, metrics, weight=metrics[WEIGHT], scaled=before.loss_scale is not None
+        )
         changed &= counts
         after = replace(after, guard=judged)
     if before.loss_scale:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from trainkit.recipe.spec import Count, Spec
+from pydantic import Field
+
+from trainkit.recipe.spec import Count, Positive, Spec
 
 
 class Guard(Spec):
@@ -14,10 +16,26 @@ class Guard(Spec):
     """When the loss, the gradient or the update of a step is not finite: end the run (`stop`), or leave parameters and
     optimizer as they were (`skip`). In float16, gradients that overflow are always skipped while the loss scale
     adapts."""
+    spike: Literal["stop", "skip"] | None = None
+    """The same when the loss of a step is far above the last ones: its robust z-score is above `threshold`. If absent,
+    an alert says so and training continues."""
+    divergence: Literal["stop"] | None = None
+    """The same when the loss rises slowly and stays finite: the median of the last `window` losses is above the lowest
+    such median of the run, by `threshold` in the same units. If absent, training continues."""
+    threshold: Positive = 6.0
+    """Robust z-score above which a loss is a spike: 0.6745 times its distance from the median of the last losses, in
+    median distances from that median (Iglewicz and Hoaglin 1993)."""
+    window: Annotated[int, Field(ge=30)] = 200
+    """How many losses a new one is compared with. Nothing is a spike before there are 30."""
     max_skips: Count = 10
     """Steps in a row that may be skipped. After one more the run stops."""
 
     @property
     def in_step(self) -> bool:
         """Return whether the step itself decides something."""
-        return self.non_finite == "skip"
+        return self.non_finite == "skip" or self.remembers_losses
+
+    @property
+    def remembers_losses(self) -> bool:
+        """Return whether losses are compared with earlier ones."""
+        return self.spike is not None or self.divergence is not None
