@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
-from trainer import BARE, arrays, killed_and_resumed, losses, run_of, workplace
+from trainer import BARE, arrays, edit_manifest, killed_and_resumed, losses, run_of, trainkit, workplace
 
 from trainkit import files
-from trainkit.events.log import read
+from trainkit.checkpoint import manifest as manifests
+from trainkit.events.log import SilentLog, read
+from trainkit.run.rollback import set_bad_aside
 
 STEPS, BROKEN = 12, 8
 #: The update of step `BROKEN` is not finite.
@@ -58,3 +61,28 @@ def test_a_skipped_step_is_announced_and_leaves_a_black_box_and_a_resumed_run_sk
 
     resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
     assert losses(resumed) == losses(run) and arrays(resumed, STEPS) == arrays(run, STEPS)
+
+
+def test_a_rolled_back_run_leaves_steps_out_and_ends_the_same_if_it_is_killed_and_resumed(tmp_path: Path) -> None:
+    guard = '[guard]\nnon_finite = "rollback"\nleave_out = 2\n'
+    run = run_of(place(tmp_path / "whole", guard))
+    (event,) = (e for e in read(run) if e["type"] == "rolled_back")
+    assert event["left_out"] == [BROKEN - 1, BROKEN]
+    last = {e["step"]: e["metrics"] for e in read(run) if e["type"] == "step"}
+    assert [step for step, metrics in last.items() if "guard/left_out" in metrics] == event["left_out"]
+    assert all(np.isfinite(m["train/loss"]) for step, m in last.items() if step not in event["left_out"])
+    started = [e["resumed_from"] for e in read(run) if e["type"] == "run_started"]
+    assert started in ([None, 6], [None, None]), "from the last good checkpoint, if it was on the disk already"
+    assert manifests.read(run / "checkpoints" / str(STEPS)).left_out == (BROKEN - 1, BROKEN)
+
+    # a checkpoint of before the rollback, which a kill left between its event and its end
+    resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
+    assert arrays(resumed, STEPS) == arrays(run, STEPS)
+    shutil.rmtree(resumed / "checkpoints" / str(STEPS))
+    before = resumed / "checkpoints" / "11"
+    shutil.copytree(resumed / "checkpoints" / "6", before)
+    edit_manifest(before, lambda text: text.replace('"step":6', '"step":11').replace('"step": 6', '"step": 11'))
+    set_bad_aside(resumed, SilentLog(attempt=9))
+    assert not before.exists() and (resumed / "checkpoints" / "set-aside-1" / "11").is_dir()
+    assert trainkit(tmp_path / "resumed", "resume", "tiny", "--plain").returncode == 0
+    assert arrays(resumed, STEPS) == arrays(run, STEPS)

@@ -21,7 +21,7 @@ from trainkit.train.guard import DRIFT, SCORE, SKIPPED, SKIPPED_IN_A_ROW, first_
 from trainkit.train.metrics import Broken, NotFinite
 from trainkit.train.state import State
 from trainkit.train.step import make_step
-from trainkit.train.verdicts import Incident, Verdicts
+from trainkit.train.verdicts import Incident, MustRollBack, Verdicts
 
 SKIP = Guard(non_finite="skip", max_skips=2)
 FINE = {"train/loss": 1.0, "gradients/norm": 1.0, "parameters/norm": 1.0}
@@ -168,3 +168,18 @@ def test_a_spike_or_a_divergence_ends_the_run_where_the_recipe_says_so(
     assert noted.actions() == [(2, "stop")]
     unguarded = Noted(Guard(), log)
     unguarded.verdicts.check(2, FINE | {metric: value})
+
+
+def test_a_rollback_leaves_out_the_last_steps_and_comes_only_so_often(log: EventLog) -> None:
+    broken = FINE | {"train/loss": np.nan}
+    spec = Guard(non_finite="rollback", divergence="rollback", leave_out=3, window=40, max_rollbacks=2)
+    assert spec.goes_back == 40 and Guard(spike="rollback", leave_out=3).goes_back == 3 and Guard().goes_back is None
+    noted = Noted(spec, log)
+    for step, metrics, first in ((9, broken, 7), (2, broken, 1), (90, FINE | {DRIFT: 9.0}, 51)):
+        with pytest.raises(MustRollBack) as raised:
+            noted.verdicts.check(step, metrics)
+        assert raised.value.rollback.left_out == tuple(range(first, step + 1))
+    often = Verdicts(spec, log=log, report=noted.incidents.append, rollbacks=2)
+    with pytest.raises(Broken, match="rolled back 2 times already") as stopped:
+        often.check(9, broken)
+    assert not isinstance(stopped.value, MustRollBack) and noted.actions()[-1] == (9, "stop")

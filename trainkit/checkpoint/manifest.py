@@ -69,6 +69,8 @@ class Manifest(BaseModel):
     """Checksum of the run's `tokenizer.json`; None where there is none, or an earlier version wrote the checkpoint."""
     log: tuple[int, str] | None = None
     """The bytes of the run's log when the checkpoint was begun, and their checksum; None as for `tokenizer`."""
+    left_out: tuple[int, ...] = ()
+    """The steps up to its own that a rollback left out."""
     checksums: dict[str, str] = {}
     """Of each array, by its name, and of `recipe.toml`; empty where an earlier version wrote the checkpoint."""
 

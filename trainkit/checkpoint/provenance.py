@@ -37,6 +37,8 @@ class Provenance:
     """Checksum of the run's tokenizer."""
     log: tuple[int, str] | None = None
     """The bytes of the run's log, and their checksum."""
+    left_out: tuple[int, ...] = ()
+    """The steps of the run that a rollback left out."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,6 +63,7 @@ def make_manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, proven
         began_with=provenance.began_with,
         tokenizer=provenance.tokenizer,
         log=provenance.log,
+        left_out=tuple(number for number in provenance.left_out if number <= step),
         aim_run=provenance.aim_run,
         metrics=provenance.metrics,
         versions=versions_of(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from trainkit.events.schema import Event
 
 #: Kinds of events that count whatever later attempts do again: the start of an attempt, and messages.
-MESSAGES = frozenset({"run_started", "alert", "log"})
+MESSAGES = frozenset({"run_started", "alert", "log", "rolled_back"})
 #: Seconds by which two readings of a process's start may differ: the boot time is itself derived from the clock.
 TOLERANCE = 2.0
 

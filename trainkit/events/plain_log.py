@@ -58,6 +58,8 @@ def text(event: Event) -> str | None:
             words += f"logits differ by {event['difference']:.1e}" if event["difference"] else "the same"
         case "control":
             words = f"{event['command']}: {event['detail']}"
+        case "rolled_back":
+            words = f"ALERT rolled back: {event['message']}"
         case "alert":
             words = f"ALERT {event['kind']}: {event['message']}"
         case "log":

@@ -36,7 +36,7 @@ MOST = 20_000
 #: Kinds of events that the log panel shows as lines.
 LOGGED = frozenset({
     "run_started", "planned", "compiled", "evaluated", "checkpoint_saved", "exported", "control", "alert", "log",
-    "run_finished",
+    "rolled_back", "run_finished",
 })  # fmt: skip
 
 
@@ -196,6 +196,11 @@ def _alert(view: View, event: Event) -> None:
     view.markers.append(Marker(event["step"], "alert", event["kind"]))
 
 
+def _rolled_back(view: View, event: Event) -> None:
+    view.alerts.append(LogLine(event["t"], "error", neutralise(f"rolled back: {event['message']}")))
+    view.markers.append(Marker(event["step"], "alert", "rollback"))
+
+
 def _run_finished(view: View, event: Event) -> None:
     if event["status"] not in ENDS:
         raise ValueError("this is not how a run ends")
@@ -210,7 +215,7 @@ def _add_line(view: View, event: Event) -> None:
     match event["type"]:
         case "log" if event["level"] in LEVELS:
             level = event["level"]
-        case "alert":
+        case "alert" | "rolled_back":
             level = "error"
         case "run_finished" if event["status"] in ("failed", "crashed") or (
             event["status"] == "finished" and event["exit_code"]
@@ -233,6 +238,7 @@ _FOLDS: dict[str, Callable[[View, Event], None]] = {
     "checkpoint_saved": _checkpoint_saved,
     "control": _control,
     "alert": _alert,
+    "rolled_back": _rolled_back,
     "run_finished": _run_finished,
 }
 

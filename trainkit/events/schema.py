@@ -93,6 +93,8 @@ FIELDS: dict[str, dict[str, Types]] = {
         "detail": _TEXT,
         "total_steps": _WHOLE + _MAYBE,
     },
+    # the run went back to an earlier step; left_out: the steps that no attempt computes from now on; message: why
+    "rolled_back": {"left_out": _LIST, "message": _TEXT},
     # kind: short word such as "aim", "nan", "checkpoint"
     "alert": {"kind": _TEXT, "message": _TEXT},
     # level: "info" | "warning" | "error"

@@ -24,6 +24,7 @@ from trainkit.events.schema import Event
 from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic, prepare_gpus
 from trainkit.recipe.toml.load import Loaded, locate_error
+from trainkit.run.rollback import set_bad_aside
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
 from trainkit.train.signals import Signals, StopBeforeTraining, leave
@@ -140,6 +141,7 @@ def _run_to_end(
 
     if hosts.is_first():
         store.clean(directory)
+        set_bad_aside(directory, log)
     # the attempt before this one has ended, as this process holds the lock; if its end is not in the log, it crashed
     status_before = last_end(directory) or ("crashed" if log.attempt > 1 else "failed")
     start = replace(start, issued=hosts.from_first(lambda: tuple(issued_commands(directory))))

@@ -44,7 +44,7 @@ from trainkit.train.profile import Profile
 from trainkit.train.reference import log_info
 from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.state import State, with_averages
-from trainkit.train.verdicts import Verdicts
+from trainkit.train.verdicts import Rollback, Verdicts
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
 AIM_HASH_SECONDS = 20.0
@@ -62,6 +62,9 @@ class Attempt(NamedTuple):
     server: SharedServer
     signal: SharedSignals
     health: Health
+    left_out: tuple[int, ...]
+    """The steps that rollbacks left out."""
+    rollbacks: int
     log: EventLog
 
 
@@ -74,8 +77,15 @@ class LoopEnd(NamedTuple):
     commands: Commands
     reason: str = ""
     """Why the run was done before its last step."""
+    rollback: Rollback | None = None
+    """Why and how the run must go back to an earlier checkpoint, if it must."""
     measuring: bool = False
     """Whether the step that ran out of memory may have been one with statistics."""
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether the attempt must continue from a checkpoint, in this process."""
+        return self.out_of_memory or self.rollback is not None
 
 
 def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
@@ -90,10 +100,11 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             directory,
             recipe.checkpoint,
             log=log,
-            provenance=attempt.provenance,
+            provenance=lambda last: replace(attempt.provenance(last), left_out=attempt.left_out),
             reader=exporting,
             restored=None if start.reset_optimizer else first,
             on_saved=finish.note_save if finish else lambda seconds: None,
+            goes_back=recipe.guard.goes_back,
         )
         opened.callback(checkpointing.close)  # if training fails, a save that has started is still good
         best = hosts.from_first(lambda: best_so_far(directory, recipe))
@@ -110,7 +121,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             finish=finish,
         )
         boxes = BlackBoxes(directory, recipe, cache, data, log)
-        verdicts = Verdicts(recipe.guard, log=log, report=boxes.write)
+        verdicts = Verdicts(recipe.guard, log=log, report=boxes.write, rollbacks=attempt.rollbacks)
         metrics = MetricsWriter(
             log,
             data=data.epochs,
@@ -146,14 +157,17 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             profile=profile,
             log=log,
             check_health=attempt.health.check,
+            left_out=frozenset(attempt.left_out),
             owed=hosts.from_first(
                 lambda: find_owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)
             ),
         )
         metrics.restart_clock()
         outcome = train(ready.state, job)
-        if starts_again := outcome.out_of_memory:
-            return LoopEnd(False, True, outcome.step, commands, measuring=outcome.measuring)
+        if starts_again := outcome.out_of_memory or outcome.rollback is not None:
+            return LoopEnd(
+                False, outcome.out_of_memory, outcome.step, commands, "", outcome.rollback, outcome.measuring
+            )
         last = outcome.step
         reason = "" if last >= schedule.total_steps else best.reason
         done = last >= schedule.total_steps or bool(reason)

@@ -51,7 +51,7 @@ class Ready(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A restart in this process with `plan`, because a step of the plan `failed` ran out of memory.
+    """A restart in this process with `plan`, because a step of the plan `failed` ran out of memory, or broke.
 
     `step` steps had been dispatched. It starts like any resumed attempt: from the newest checkpoint, or at step 0.
     """
@@ -59,11 +59,18 @@ class Restart(NamedTuple):
     failed: Plan
     plan: Plan
     step: int
+    rolled_back: bool = False
+    """Whether it is a rollback instead, with the same plan."""
     measures: bool = True
     """Whether statistics are computed in steps: not after a step with them ran out of memory."""
 
     def report(self, *, first: int, compares: bool, log: EventLog) -> None:
-        """Write the alert. `first` is the step from which training continues; `compares` as for an `Evaluator`."""
+        """Write the alert about the lack of memory, if it is one.
+
+        `first` is the step from which training continues; `compares` as for an `Evaluator`.
+        """
+        if self.rolled_back:
+            return
         before, after = (f"micro-batch {p.batch.micro} x accumulation {p.batch.accumulation}" for p in self[:2])
         message = f"out of memory with {before}: continuing with {after} and the same batches"
         if self.plan == self.failed:

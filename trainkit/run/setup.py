@@ -33,6 +33,7 @@ from trainkit.recipe.toml.values import dumps
 from trainkit.run.health import DataHealth, DiskSpace, Health, start_trackers
 from trainkit.run.job import Attempt, LoopEnd, provenance_of, run_loop
 from trainkit.run.prepare import Restart, prepare_training
+from trainkit.run.rollback import count_rollbacks, left_out_steps, roll_back
 from trainkit.run.start import Start
 from trainkit.rundir.directory import tokenizer_checksum
 from trainkit.tasks import check_tokenizer
@@ -104,20 +105,24 @@ def train(
             server=server,
             signal=SharedSignals(signal),
             health=Health(cache, trackers, data_health, disk, log),
+            left_out=hosts.from_first(lambda: left_out_steps(directory)),
+            rollbacks=hosts.from_first(lambda: count_rollbacks(directory)),
             log=log,
         )
         signal.training_begins()
         end = run_loop(ready, start, attempt)
         measures = True
-        while (
-            end.out_of_memory
-        ):  # a restart is a resume in this process, without statistics or with a smaller micro-batch
+        while end.starts_again:  # a resume in this process: without some steps or statistics, or in smaller parts
             failed = ready.program.plan
             measures &= not end.measuring
-            plan = failed if end.measuring else smaller_plan(recipe, failed)
+            if end.rollback is not None:
+                roll_back(directory, end.rollback, log)
+                left_out = tuple(sorted({*attempt.left_out, *end.rollback.left_out}))
+                attempt = attempt._replace(left_out=left_out, rollbacks=attempt.rollbacks + 1)
+            plan = failed if end.measuring or end.rollback is not None else smaller_plan(recipe, failed)
             del ready  # the new state needs its memory
             start = start.again(directory, log=log)
-            ready = prepare(start, restart=Restart(failed, plan, end.step, measures=measures))
+            ready = prepare(start, restart=Restart(failed, plan, end.step, end.rollback is not None, measures))
             end = run_loop(ready, start, attempt, before=end.commands)
         return end
 

@@ -64,10 +64,13 @@ class Checkpointing:
         reader: CheckpointReader | None = None,
         restored: int | None = None,
         on_saved: Callable[[float], None] = lambda seconds: None,
+        goes_back: int | None = None,
     ) -> None:
         """`provenance` is called with whether the checkpoint is the run's last. `restored` is the step from which the
         state was restored, if its checkpoint still holds that state. `on_saved` is called with the seconds of each
-        save, by any thread."""
+        save, by any thread. `goes_back` is how many steps a rollback may go back: the newest checkpoint before them
+        stays."""
+        self._goes_back = goes_back
         self._spec = spec
         self._provenance = provenance
         self._log = log
@@ -214,7 +217,14 @@ class Checkpointing:
     def _held_steps(self) -> set[int]:
         """Return the steps whose checkpoints must stay; the thread that writes calls this."""
         best = {mark.step for mark in (self._best, self._next_best) if mark is not None}
-        return best | set(self._reader.needed_steps() if self._reader else ())
+        return best | self._good_steps() | set(self._reader.needed_steps() if self._reader else ())
+
+    def _good_steps(self) -> set[int]:
+        """Return the step of the newest checkpoint that is too old for a rollback to abandon."""
+        if self._goes_back is None or self._saved_step is None:
+            return set()
+        steps = [int(path.name) for path in store.step_directories(self._directory)]
+        return set([step for step in steps if step <= self._saved_step - self._goes_back][-1:])
 
     def _mark_best(self, mark: BestMark | None) -> None:
         problem = hosts.from_first(lambda: self._write_mark(mark))

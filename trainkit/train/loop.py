@@ -23,10 +23,11 @@ from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands, LiveSchedule, RequestedActions
 from trainkit.train.metrics import Broken, MetricsWriter
 from trainkit.train.out_of_memory import can_recover_from, is_alive, skip_without_memory
-from trainkit.train.prefetch import Prefetch
+from trainkit.train.prefetch import DeviceBatch, Prefetch
 from trainkit.train.profile import Profile
-from trainkit.train.state import State
-from trainkit.train.step import Step
+from trainkit.train.state import State, without_update
+from trainkit.train.step import WITHOUT_UPDATE, Metrics, Step
+from trainkit.train.verdicts import MustRollBack, Rollback
 
 
 class EvaluationReport(Protocol):
@@ -74,6 +75,8 @@ class Job:
     log: EventLog
     check_health: Callable[[int], None]
     """Called after every step, to report on what runs beside the trainer."""
+    left_out: Collection[int] = frozenset()
+    """The steps that a rollback left out."""
     owed: Owed = NOTHING
     """What an earlier attempt left undone after the first step of this one."""
 
@@ -91,6 +94,8 @@ class Outcome(NamedTuple):
     """Whether a step ran out of memory, so that the run must restart with less work at once."""
     measuring: bool = False
     """Whether that may have been a step with statistics."""
+    rollback: Rollback | None = None
+    """Why and how the run must go back to an earlier checkpoint, if it must."""
 
 
 def train(state: State, job: Job) -> Outcome:
@@ -114,7 +119,7 @@ def train(state: State, job: Job) -> Outcome:
                     job.profile.before(step + 1)
                     with job.compilations.record("training", step + 1):
                         with job.metrics.measure("dispatch"):
-                            state, metrics = _step_for(step + 1, job)(state, batch)
+                            state, metrics = _advance(state, batch, step + 1, job)
                         step += 1
                         job.metrics.add(step, metrics, waited=waited, size=size)
                     job.profile.after(step)
@@ -140,6 +145,8 @@ def train(state: State, job: Job) -> Outcome:
         last = step == job.schedule.total_steps or job.best.exhausted
         if step > first or stop or job.best.exhausted:
             job.checkpointing.save_and_wait(state, step, last=last)
+    except MustRollBack as error:
+        return Outcome(None, step, stopped=False, rollback=error.rollback)
     except (Broken, CheckpointNotWritten, RunMoved):
         raise
     except (Exception, hosts.FirstFailed) as error:
@@ -153,6 +160,13 @@ def train(state: State, job: Job) -> Outcome:
             raise
         raise failed from error
     return Outcome(state, step, stop)
+
+
+def _advance(state: State, batch: DeviceBatch, number: int, job: Job) -> tuple[State, Metrics]:
+    """Return the state after step `number`, and its metrics."""
+    if number in job.left_out:
+        return without_update(state, number), dict(WITHOUT_UPDATE)
+    return _step_for(number, job)(state, batch)
 
 
 def _step_for(number: int, job: Job) -> Step:
@@ -207,7 +221,7 @@ def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
     if any(due):
         try:
             job.metrics.flush()  # the log must hold every step so far before it holds a result of this one
-        except JaxRuntimeError:
+        except (JaxRuntimeError, MustRollBack):
             job.commands.put_back(wanted)
             raise
     return due

@@ -8,6 +8,7 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
@@ -131,6 +132,11 @@ def key_of(state: State, purpose: int) -> PRNGKeyArray:
 def key_of_step(key: PRNGKeyArray, purpose: int, step: int | Array) -> PRNGKeyArray:
     """Return the key of a purpose in the update from `step` to `step` + 1 of a run with this key."""
     return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
+
+
+def without_update(state: State, number: int) -> State:
+    """Return the state after step `number`, which is left out: only the number of its steps changes. Does not wait."""
+    return replace(state, step=jax.device_put(np.int32(number), state.step.sharding))
 
 
 def with_averages(state: State) -> State:

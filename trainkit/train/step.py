@@ -33,6 +33,8 @@ Step = Callable[[State, Batch], tuple[State, Metrics]]
 
 #: The metric with the sum of the weights. The loss is a mean only if it is above 0.
 WEIGHT = "train/weight"
+#: The metrics of a step that a rollback left out.
+WITHOUT_UPDATE: Mapping[str, float] = {WEIGHT: 0.0, "train/loss": 0.0, "updates/norm": 0.0, "guard/left_out": 1.0}
 
 
 def make_step(

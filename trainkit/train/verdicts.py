@@ -16,6 +16,8 @@ from trainkit.train.metrics import WATCHED, Broken, check_finite
 
 #: Steps whose metrics a black box holds.
 RECENT = 100
+#: The end of messages about a run that was stopped.
+STOPPED = "; the run was stopped"
 
 
 class Incident(NamedTuple):
@@ -24,10 +26,26 @@ class Incident(NamedTuple):
     step: int
     """Completed updates after it: its batch is that of `step` - 1."""
     action: str
-    """`stop` or `skip`."""
+    """`stop`, `skip` or `rollback`."""
     message: str
     recent: tuple[tuple[int, Mapping[str, float]], ...]
     """The metrics of the last steps, this one included."""
+
+
+class Rollback(NamedTuple):
+    """Why a run must go back to a checkpoint, and the steps that it leaves out from then on."""
+
+    step: int
+    left_out: tuple[int, ...]
+    problem: str
+
+
+class MustRollBack(Broken):
+    """The run must go back to an earlier checkpoint."""
+
+    def __init__(self, rollback: Rollback) -> None:
+        super().__init__(rollback.problem, where=f"step {rollback.step}", exit_code=FAILED)
+        self.rollback = rollback
 
 
 class Verdicts:
@@ -36,8 +54,9 @@ class Verdicts:
     All processes of a run see the same metrics, and so come to the same verdicts.
     """
 
-    def __init__(self, spec: Guard, *, log: EventLog, report: Callable[[Incident], None]) -> None:
-        """`report` keeps what is known of an incident, such as in a black box."""
+    def __init__(self, spec: Guard, *, log: EventLog, report: Callable[[Incident], None], rollbacks: int = 0) -> None:
+        """`report` keeps what is known of an incident, such as in a black box. `rollbacks` of the run came before."""
+        self._rollbacks = rollbacks
         self._spec, self._log, self._report = spec, log, report
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=RECENT)
 
@@ -45,6 +64,7 @@ class Verdicts:
         """Judge the metrics of a step.
 
         Raises:
+            MustRollBack: the run must go back to an earlier checkpoint.
             Broken: the run must end, and its state must not be saved.
         """
         self._recent.append((step, metrics))
@@ -53,18 +73,29 @@ class Verdicts:
             return
         try:
             check_finite(step, metrics)
-            self._check_losses(step, metrics)
         except Broken as error:
-            self._note(step, "stop", error.problem)
-            raise
-
-    def _check_losses(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise Broken if the loss is a spike or has diverged, and [guard] ends the run then."""
+            raise self._end(step, self._spec.non_finite, error) from None
         if self._is_spike(metrics):
-            raise _broken(step, _spike(metrics))
+            raise self._end(step, self._spec.spike, _broken(step, _spike(metrics)))
         if self._spec.divergence is not None and (drift := metrics.get(DRIFT, 0.0)) > self._spec.threshold:
             problem = f"the losses have diverged: their median is {drift:.1f} robust deviations above its lowest value"
-            raise _broken(step, problem)
+            at_least = self._spec.window
+            raise self._end(step, self._spec.divergence, _broken(step, problem), at_least=at_least)
+
+    def _end(self, step: int, action: str | None, error: Broken, *, at_least: int = 1) -> Broken:
+        """Return the error that ends the loop: `error`, or a rollback of `at_least` so many steps."""
+        if action != "rollback":
+            self._note(step, "stop", error.problem)
+            return error
+        if self._rollbacks >= self._spec.max_rollbacks:
+            self._note(step, "stop", error.problem)
+            times = plural(self._rollbacks, "time")
+            return _broken(step, f"{error.problem.removesuffix(STOPPED)}, and the run was rolled back {times} already")
+        count = max(self._spec.leave_out, at_least)
+        left_out = tuple(range(max(1, step - count + 1), step + 1))
+        problem = error.problem.removesuffix(STOPPED)
+        self._note(step, "rollback", problem)
+        return MustRollBack(Rollback(step, left_out, problem))
 
     def _skip(self, step: int, metrics: Mapping[str, float], in_a_row: int) -> None:
         """Report the first of the steps that are skipped in a row, and end the run at one too many."""
@@ -96,7 +127,7 @@ def _spike(metrics: Mapping[str, float]) -> str:
 
 def _broken(step: int, problem: str) -> Broken:
     return Broken(
-        f"{problem}; the run was stopped",
+        problem + STOPPED,
         where=f"step {step}",
         hint="resume from an earlier checkpoint with a lower optimizer.learning_rate or other limits in [guard]",
         exit_code=FAILED,

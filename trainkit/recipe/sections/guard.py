@@ -12,14 +12,14 @@ from trainkit.recipe.spec import Count, Positive, Spec
 class Guard(Spec):
     """What to do when training breaks. Each incident leaves a black box, for `trainkit inspect RUN --blackbox`."""
 
-    non_finite: Literal["stop", "skip"] = "stop"
-    """When the loss, the gradient or the update of a step is not finite: end the run (`stop`), or leave parameters and
-    optimizer as they were (`skip`). In float16, gradients that overflow are always skipped while the loss scale
-    adapts."""
-    spike: Literal["stop", "skip"] | None = None
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """When the loss, the gradient or the update of a step is not finite: end the run (`stop`), leave parameters and
+    optimizer as they were (`skip`), or continue from the last good checkpoint without the last batches (`rollback`).
+    In float16, gradients that overflow are always skipped while the loss scale adapts."""
+    spike: Literal["stop", "skip", "rollback"] | None = None
     """The same when the loss of a step is far above the last ones: its robust z-score is above `threshold`. If absent,
     an alert says so and training continues."""
-    divergence: Literal["stop"] | None = None
+    divergence: Literal["stop", "rollback"] | None = None
     """The same when the loss rises slowly and stays finite: the median of the last `window` losses is above the lowest
     such median of the run, by `threshold` in the same units. If absent, training continues."""
     threshold: Positive = 6.0
@@ -29,11 +29,24 @@ class Guard(Spec):
     """How many losses a new one is compared with. Nothing is a spike before there are 30."""
     max_skips: Count = 10
     """Steps in a row that may be skipped. After one more the run stops."""
+    leave_out: Count = 16
+    """How many batches a rollback leaves out: that of the step that broke and those before it; at least `window` of
+    them after a divergence. Their steps change nothing but their number, so that no other batch or learning rate
+    changes."""
+    max_rollbacks: Count = 3
+    """How often a run may be rolled back. After that it stops."""
 
     @property
     def in_step(self) -> bool:
         """Return whether the step itself decides something."""
         return self.non_finite == "skip" or self.remembers_losses
+
+    @property
+    def goes_back(self) -> int | None:
+        """Return how many steps a rollback may go back beyond a checkpoint's age; None if there is none."""
+        if self.divergence == "rollback":
+            return max(self.leave_out, self.window)
+        return self.leave_out if "rollback" in (self.non_finite, self.spike) else None
 
     @property
     def remembers_losses(self) -> bool:
