@@ -42,6 +42,7 @@ from trainkit.train.signals import Signals, StopBeforeTraining
 from trainkit.train.state import State, initial_live
 from trainkit.train.statistics import LAYERS
 from trainkit.train.step import WEIGHT
+from trainkit.train.watchdog import Watchdog
 
 STEPS = 3
 WORK = StepWork(flops_per_token=1, peak_flops=None)
@@ -107,6 +108,7 @@ class Played:
             compilations=self.compilations,
             profile=Profile(directory, None, log=log, metrics=metrics),
             check_health=lambda step: None,
+            watchdog=Watchdog(None, lambda waited: None),
         )
 
     def _update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:

@@ -25,6 +25,7 @@ from trainkit.parallel import hosts, mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import WRITING
+from trainkit.run.black_box import DIRECTORY as BOXES
 from trainkit.run.black_box import BlackBoxes
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
@@ -45,6 +46,7 @@ from trainkit.train.reference import log_info
 from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.state import State, with_averages
 from trainkit.train.verdicts import Rollback, Verdicts
+from trainkit.train.watchdog import Watchdog, report_stall
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
 AIM_HASH_SECONDS = 20.0
@@ -120,6 +122,9 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             before=before,
             finish=finish,
         )
+        minutes = recipe.guard.stalled_minutes
+        watchdog = Watchdog(None if minutes is None else 60 * minutes, partial(report_stall, directory / BOXES, log))
+        opened.callback(watchdog.close)
         boxes = BlackBoxes(directory, recipe, cache, data, log)
         verdicts = Verdicts(recipe.guard, log=log, report=boxes.write, rollbacks=attempt.rollbacks)
         metrics = MetricsWriter(
@@ -157,6 +162,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             profile=profile,
             log=log,
             check_health=attempt.health.check,
+            watchdog=watchdog,
             left_out=frozenset(attempt.left_out),
             owed=hosts.from_first(
                 lambda: find_owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -28,6 +29,7 @@ from trainkit.train.profile import Profile
 from trainkit.train.state import State, without_update
 from trainkit.train.step import WITHOUT_UPDATE, Metrics, Step
 from trainkit.train.verdicts import MustRollBack, Rollback
+from trainkit.train.watchdog import Watchdog
 
 
 class EvaluationReport(Protocol):
@@ -75,6 +77,7 @@ class Job:
     log: EventLog
     check_health: Callable[[int], None]
     """Called after every step, to report on what runs beside the trainer."""
+    watchdog: Watchdog
     left_out: Collection[int] = frozenset()
     """The steps that a rollback left out."""
     owed: Owed = NOTHING
@@ -122,6 +125,7 @@ def train(state: State, job: Job) -> Outcome:
                             state, metrics = _advance(state, batch, step + 1, job)
                         step += 1
                         job.metrics.add(step, metrics, waited=waited, size=size)
+                    job.watchdog.note_step()
                     job.profile.after(step)
                 else:
                     job.metrics.spend("data_wait", since=time.perf_counter() - waited)
@@ -207,7 +211,7 @@ def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
 
     If there is anything, the device has completed all steps up to this one when this returns.
     """
-    wanted = job.commands.take(step, meanwhile=lambda: job.checkpointing.report(step), aside=job.metrics.aside)
+    wanted = job.commands.take(step, meanwhile=lambda: job.checkpointing.report(step), aside=partial(_aside, job))
     last = step == job.schedule.total_steps
     recipe, sample = job.recipe, job.recipe.sample
     due = _Due(
@@ -235,6 +239,17 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
     state = job.schedule.put_into(state)
     if not any(due):
         return state, False
+    with job.watchdog.aside():
+        return _do_due(state, step, job, due)
+
+
+@contextlib.contextmanager
+def _aside(job: Job) -> Iterator[None]:
+    with job.watchdog.aside(), job.metrics.aside():
+        yield
+
+
+def _do_due(state: State, step: int, job: Job, due: _Due) -> tuple[State, bool]:
     wanted, owed, stop, record = due.wanted, due.owed, due.wanted.stop, job.compilations.record
     started = time.perf_counter()
     if due.last and not stop:  # there is nothing to train meanwhile

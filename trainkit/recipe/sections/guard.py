@@ -35,6 +35,9 @@ class Guard(Spec):
     changes."""
     max_rollbacks: Count = 3
     """How often a run may be rolled back. After that it stops."""
+    stalled_minutes: Positive | None = None
+    """Minutes without a completed step after which the stacks of all threads are written into the run's `blackbox/`,
+    and an alert. Evaluations, saves, samples and pauses do not count. If absent, nobody watches."""
 
     @property
     def in_step(self) -> bool:
