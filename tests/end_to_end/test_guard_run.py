@@ -27,7 +27,7 @@ class Breaking(ScheduleSpec):
     type: Literal["breaking"]
 
     def rate_after_warmup(self, step, *, peak, steps, decay_start, xp):
-        return xp.where(step == {BROKEN - 1}, xp.nan, peak)
+        return peak + 0 * xp.log(xp.abs(step - {BROKEN - 1}.0))
 """
 RECIPE = BARE.replace('type = "cosine"', 'type = "breaking"').replace("steps = 24", f"steps = {STEPS}")
 RECIPE = RECIPE.replace("[checkpoint]\n", '[plugins]\nfiles = ["breaking.py"]\n[checkpoint]\n').replace(
@@ -58,6 +58,17 @@ def test_a_skipped_step_is_announced_and_leaves_a_black_box_and_a_resumed_run_sk
         assert len(rows) == len(batch["tokens"]) == 8 and rows[0]["step"] == BROKEN - 1
     steps = [json.loads(line)["step"] for line in (box / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, BROKEN + 1))
+
+    done = trainkit(tmp_path / "whole", "inspect", "tiny", "--blackbox")
+    assert done.returncode == 0, done.stderr
+    head = done.stdout.splitlines()
+    assert head[0].startswith(f"step {BROKEN} (skip): the update is not finite")
+    assert head[1] == "computed again from step 6: as in the run, bit for bit"
+    assert head[2].startswith("the first infinity is the result of log, at") and "breaking.py" in head[2]
+    assert head[3].startswith("the first NaN is the result of mul, at")
+    assert (box / "origin.jsonl").exists() and f"step {BROKEN - 1} -> {BROKEN}: 8 rows" in done.stdout
+    missing = trainkit(tmp_path / "whole", "inspect", "tiny", "--blackbox", "--step", "3")
+    assert missing.returncode == 2 and "no black box of step 3; there are: 8" in missing.stderr
 
     resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
     assert losses(resumed) == losses(run) and arrays(resumed, STEPS) == arrays(run, STEPS)

@@ -15,6 +15,7 @@ import typer
 from trainkit.cli.arguments import Mode, Overrides
 from trainkit.cli.cache_data import masks_legend, row_lines, show_progress
 from trainkit.errors import TrainkitError
+from trainkit.text import neutralise
 
 if TYPE_CHECKING:
     from trainkit.data.batches.layout import Batch
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
 
-EXCLUSIVE = [("--step", "--first", "one names a step, the other the first N")]
+EXCLUSIVE = [
+    ("--step", "--first", "one names a step, the other the first N"),
+    ("--blackbox", "--first", "a black box is of one step"),
+]
 
 #: Rows of a batch that are printed by default.
 ROWS = 4
@@ -41,11 +45,21 @@ def inspect(
         typer.Option(min=1, help="Rows of each batch to show; by default 4, with --json all.", show_default=False),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
+    blackbox: Annotated[
+        bool,
+        typer.Option(
+            "--blackbox",
+            help="Compute the step of the run's newest black box again, or that of --step, and show what broke in it.",
+        ),
+    ] = False,
 ) -> Iterator[str]:
     """Print the exact batch of any step, past or future.
 
     Shows the text of each row, which of it is learned, and where it comes from.
     """
+    if blackbox:
+        yield from _examine(what, overrides or [], mode, step, rows, json)
+        return
     from trainkit.data.batches.dataset import TrainSet
     from trainkit.data.show import show
     from trainkit.recipe.toml.load import locate_error
@@ -64,6 +78,37 @@ def inspect(
         cache.close()
     except TrainkitError as error:
         raise locate_error(error, loaded) from error
+
+
+def _examine(
+    what: str, overrides: Sequence[str], mode: str, step: int | None, rows: int | None, as_json: bool
+) -> Iterator[str]:
+    """Yield what a black box holds, how its step breaks when it is computed again, and its batch."""
+    from trainkit.data.show import show
+    from trainkit.run.examine import examine, read_box
+
+    loaded, run = _load(what, overrides, mode)
+    if run is None:
+        raise TrainkitError("a recipe has no black box: name a run", where=what)
+    recipe, box = loaded.recipe, read_box(run, step)
+    with show_progress() as progress:
+        found = examine(run, recipe, box, progress=progress)
+    hide = _hide(recipe, found.cache) if recipe.task.masks else None
+    shown = list(show(found.cache, found.data, int(box["step"]) - 1, hide))
+    if as_json:
+        origins = [origin.in_words() for origin in found.origins]
+        facts = {**box, "replayed_from": found.first, "differences": found.differences, "origins": origins}
+        yield json_format.dumps(facts)
+    else:
+        yield f"step {box['step']} ({box['action']}): {neutralise(str(box['problem']))}"
+        same = "as in the run, bit for bit" if not found.differences else "; ".join(found.differences)
+        yield f"computed again from step {found.first}: {same}"
+        yield from (origin.in_words() for origin in found.origins)
+        if not found.origins:
+            yield "no operation of this step makes an infinity or NaN of finite numbers"
+        yield ""
+    yield from _lines(shown, recipe, rows, as_json)
+    found.cache.close()
 
 
 def _hide(recipe: Recipe, cache: Cache) -> Hide:

@@ -36,8 +36,19 @@ _PURPOSES = {"loss": LOSS, "dropout": DROPOUT, "optimizer": MOMENTS, "rounding":
 class BlackBoxes:
     """Writes the black boxes of a run. An error in it is an alert, and never ends the run."""
 
-    def __init__(self, directory: Path, recipe: Recipe, cache: Cache, data: TrainSet, log: EventLog) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        recipe: Recipe,
+        cache: Cache,
+        data: TrainSet,
+        log: EventLog,
+        *,
+        left_out: tuple[int, ...] = (),
+    ) -> None:
+        """`left_out` are the steps that rollbacks have left out so far."""
         self._directory, self._recipe, self._cache, self._data, self._log = directory, recipe, cache, data, log
+        self._left_out = left_out
 
     def write(self, incident: Incident) -> None:
         """Write step, batch with decoded text, random keys and recent metrics, and keep the checkpoint before it."""
@@ -82,6 +93,7 @@ class BlackBoxes:
             "problem": incident.message,
             "metrics": _as_logged(incident.recent[-1][1]),
             "attempt": self._log.attempt,
+            "left_out": list(self._left_out),
             "recipe": self._recipe.fingerprint(),
             "seed": self._recipe.run.seed,
             "keys": keys,

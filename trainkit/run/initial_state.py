@@ -59,12 +59,20 @@ def initial_state(
         info = store.find(directory, start.step)
         restored = read(info.directory), info.manifest
     if restored is None:
-        numbers = load_adapter(recipe, model_shapes(built))  # small, so an error in it is found early
-        return Initial(new_state(built, key, load_base(recipe, built.base, on=built.mesh), numbers))
+        return Initial(first_state(recipe, built))
     state, manifest = restored
     check_same_base(manifest, state.frozen, where=directory)
     check_same_data(cache, recipe, manifest.data, where=directory)
     return Initial(state, manifest, skipped=bool(damaged))
+
+
+def first_state(recipe: Recipe, built: BuiltStep) -> State:
+    """Return the state before the first step of a run."""
+    numbers = load_adapter(recipe, model_shapes(built))  # small, so an error in it is found early
+    state: State = new_state(
+        built, jax.random.key(recipe.run.seed), load_base(recipe, built.base, on=built.mesh), numbers
+    )
+    return state
 
 
 def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array, reset_optimizer: bool) -> State:

@@ -125,7 +125,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
         minutes = recipe.guard.stalled_minutes
         watchdog = Watchdog(None if minutes is None else 60 * minutes, partial(report_stall, directory / BOXES, log))
         opened.callback(watchdog.close)
-        boxes = BlackBoxes(directory, recipe, cache, data, log)
+        boxes = BlackBoxes(directory, recipe, cache, data, log, left_out=attempt.left_out)
         verdicts = Verdicts(recipe.guard, log=log, report=boxes.write, rollbacks=attempt.rollbacks)
         metrics = MetricsWriter(
             log,

@@ -162,10 +162,8 @@ class MetricsWriter:
     def _write(self, step: int, metrics: Metrics, size: Mapping[str, int]) -> None:
         with self.measure("device"):
             fetched = jax.device_get(metrics)
-            layers = fetched.pop(LAYERS, {})
-            values = _numbers(fetched)
-        if values.pop(WEIGHT) == 0:  # a batch without targets has no mean loss
-            del values["train/loss"]
+            layers = fetched.get(LAYERS, {})
+            values = metrics_of(fetched)
         values |= (scheduled := self._scheduled(step - 1))
         done = time.perf_counter()
         values |= {f"time/{part}": round(seconds, 6) for part, seconds in self._spent.items()}
@@ -184,9 +182,18 @@ class MetricsWriter:
         self._check(step, values)
 
 
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    """Return the metrics on the host as numbers, without statistics that have no value."""
-    values = {name: value.value() if hasattr(value, "value") else float(value) for name, value in metrics.items()}
+def metrics_of(metrics: Metrics) -> dict[str, float]:
+    """Return the metrics of a step on the host as the log has them, without statistics that have no value.
+
+    A batch without targets has no mean loss.
+    """
+    values = {
+        name: value.value() if hasattr(value, "value") else float(value)
+        for name, value in metrics.items()
+        if name != LAYERS
+    }
+    if values.pop(WEIGHT) == 0:
+        del values["train/loss"]
     return {name: value for name, value in values.items() if value is not None}
 
 
