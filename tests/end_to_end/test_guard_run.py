@@ -86,6 +86,16 @@ def test_a_rolled_back_run_leaves_steps_out_and_ends_the_same_if_it_is_killed_an
     assert started in ([None, 6], [None, None]), "from the last good checkpoint, if it was on the disk already"
     assert manifests.read(run / "checkpoints" / str(STEPS)).left_out == (BROKEN - 1, BROKEN)
 
+    done = trainkit(tmp_path / "whole", "verify", "tiny", "--replay", "6")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("steps 7 to 12, computed again: the same bits\n  also in checkpoint 12\n")
+    log = run / "events.jsonl"
+    steps = [line for line in log.read_text().splitlines() if '"type": "step"' in line and '"step": 9' in line]
+    loss = str(last[9]["train/loss"])
+    log.write_text(log.read_text().replace(steps[-1], steps[-1].replace(loss, "1.5")))
+    done = trainkit(tmp_path / "whole", "verify", "tiny/6", "--replay", "3")
+    assert done.returncode == 1 and f"step 9: train/loss was 1.5 and is {loss}" in done.stdout
+
     # a checkpoint of before the rollback, which a kill left between its event and its end
     resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
     assert arrays(resumed, STEPS) == arrays(run, STEPS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.parallel.xla import DETERMINISTIC
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -59,6 +62,8 @@ class Manifest(BaseModel):
     aim_run: str | None
     metrics: dict[str, float]
     versions: dict[str, str]
+    machine: dict[str, str] = {}
+    """What else may change bits: processors, their number, and the flags of XLA; empty in earlier versions."""
     devices: list[str]
     """The kind of each device that held a part of the state."""
     mesh: dict[str, int]
@@ -73,6 +78,21 @@ class Manifest(BaseModel):
     """The steps up to its own that a rollback left out."""
     checksums: dict[str, str] = {}
     """Of each array, by its name, and of `recipe.toml`; empty where an earlier version wrote the checkpoint."""
+
+
+def machine() -> dict[str, str]:
+    """Return what may change bits besides versions and devices: processors, their number, and the flags of XLA."""
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if DETERMINISTIC not in flag]  # the recipe's
+    return {"CPU": _processor(), "cores": str(len(os.sched_getaffinity(0))), "XLA_FLAGS": " ".join(flags)}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def read(directory: Path) -> Manifest:

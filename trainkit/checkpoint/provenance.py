@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from trainkit import __version__
 from trainkit.checkpoint.leaves import leaf_of
-from trainkit.checkpoint.manifest import FORMAT, Kind, Manifest
+from trainkit.checkpoint.manifest import FORMAT, Kind, Manifest, machine
 from trainkit.checkpoint.snapshot import plain
 
 
@@ -67,6 +67,7 @@ def make_manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, proven
         aim_run=provenance.aim_run,
         metrics=provenance.metrics,
         versions=versions_of(),
+        machine=machine(),
         devices=sorted(device.device_kind for device in devices),
         mesh=meshes[0] if meshes else {},
         bytes=size_of(leaves),

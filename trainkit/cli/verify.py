@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from trainkit.cli.arguments import RunOrStep
 from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.text import neutralise
 
 
-def verify(run: RunOrStep) -> int:
+def verify(
+    run: RunOrStep,
+    replay: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=1,
+            help="Also train K steps again, from STEP or from the newest checkpoint that K steps follow, and compare"
+            " every bit of their metrics and of the checkpoints among them.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
     """Compare every byte of checkpoints with their checksums.
 
     Without STEP, also compare the run's recipe, tokenizer and log with its newest checkpoint.
@@ -36,4 +53,24 @@ def verify(run: RunOrStep) -> int:
     problems = find_problems(directory) if step is None else []
     for problem in problems:
         print(neutralise(problem), flush=True)
-    return FAILED if damaged or problems else DONE
+    wrong = bool(damaged or problems)
+    if replay is not None and not wrong:
+        wrong = not _replay(directory, step, replay)
+    return FAILED if wrong else DONE
+
+
+def _replay(directory: Path, step: int | None, count: int) -> bool:
+    """Train steps again, print what differs, and return whether nothing does."""
+    from trainkit.cli.cache_data import show_progress
+    from trainkit.run.replay import compare_replay
+    from trainkit.rundir.directory import recipe_of
+
+    with show_progress() as progress:
+        found = compare_replay(directory, recipe_of(directory).recipe, step, count, progress=progress)
+    which = "other bits" if found.differences else "the same bits"
+    print(f"steps {found.first + 1} to {found.last}, computed again: {which}")
+    if found.checkpoints and not found.differences:
+        print(f"  also in checkpoint {', '.join(map(str, found.checkpoints))}")
+    for line in (*found.differences, *(found.machine if found.differences else ())):
+        print(f"  {neutralise(line)}")
+    return not found.differences

@@ -30,6 +30,7 @@ from trainkit.parallel.xla import make_deterministic, use_compile_cache
 from trainkit.recipe import Recipe
 from trainkit.run.initial_state import first_state, initial_state
 from trainkit.run.prepare import missed_commands
+from trainkit.run.resume import changes_of_bits
 from trainkit.run.rollback import left_out_steps
 from trainkit.run.start import Start
 from trainkit.rundir.directory import as_typed
@@ -171,6 +172,8 @@ class Comparison(NamedTuple):
     checkpoints: tuple[int, ...]
     """The checkpoints that the replayed state was compared with."""
     differences: tuple[str, ...]
+    machine: tuple[str, ...]
+    """What may be why: how versions and machine differ from those of the first checkpoint."""
 
 
 def compare_replay(
@@ -191,6 +194,7 @@ def compare_replay(
     last = min(step + count, last_logged)
     if last <= step:
         raise TrainkitError(f"the log has no step after {step} to compare with", where=as_typed(directory))
+    reasons = changes_of_bits(store.find(directory, step).manifest) if step else ()
     replay = open_replay(directory, recipe, step, progress=progress)
     differences: list[str] = []
     compared: list[int] = []
@@ -202,7 +206,7 @@ def compare_replay(
         if len(differences) >= MOST:
             break
     replay.cache.close()
-    return Comparison(step, last, tuple(compared), tuple(differences[:MOST]))
+    return Comparison(step, last, tuple(compared), tuple(differences[:MOST]), tuple(reasons))
 
 
 def _logged_steps(directory: Path) -> dict[int, dict[str, float]]:

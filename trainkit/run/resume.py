@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.checkpoint import store
+from trainkit.checkpoint.manifest import Manifest, machine
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import last_attempt, last_end, of_kinds
@@ -70,7 +71,7 @@ def prepare(
     notes = [f"resuming from step {info.step}" if info else "there is no checkpoint: starting at step 0"]
     notes += [*unknown, *(f"recipe: {difference}" for difference in changed), *rates]
     notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
-    notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)] if info else []
+    notes += changes_of_bits(info.manifest) if info else ()
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_commands=forget_commands)
     return Resumption(start, new, tuple(notes))
 
@@ -122,6 +123,14 @@ def _is_longer(directory: Path, recipe: Recipe, step: int, changed: list[Differe
         issued.step for issued in issued_commands(directory) if issued.command.name == "decay" and issued.step <= step
     ]
     return recipe.schedule.last_step(recipe.train.steps, decay_start=min(decays, default=NEVER)) > step
+
+
+def changes_of_bits(manifest: Manifest) -> Iterator[str]:
+    """Yield in words how versions and machine differ from those that a checkpoint was written with."""
+    for name, now in (machine() if manifest.machine else {}).items():
+        if (before := manifest.machine.get(name, now)) != now:
+            yield f"machine: {name} {before or 'none'} -> {now or 'none'}; results may differ in the last bits"
+    yield from (f"versions: {line}" for line in _version_changes(manifest.versions))
 
 
 def _version_changes(earlier: dict[str, str]) -> Iterator[str]:

@@ -114,7 +114,8 @@ def _scan(search: _Search, equation: JaxprEqn, operands: list[Any]) -> list[Any]
         carry, rows[number] = found[: params["num_carry"]], found[params["num_carry"] :]
     search.loops = outer
     if not rows:
-        return [*carry, *(jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars[params["num_carry"] :])]
+        shapes: list[Any] = [variable.aval for variable in equation.outvars[params["num_carry"] :]]
+        return [*carry, *(jnp.zeros(each.shape, each.dtype) for each in shapes)]
     return [*carry, *(jnp.stack(column) for column in zip(*(rows[number] for number in order), strict=True))]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trainkit import files
 from trainkit.events.log import EventLog
 
 #: An attempt reports at most so many stalls.
@@ -70,7 +71,7 @@ def report_stall(directory: Path, log: EventLog, waited: float) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"stacks-{len(list(directory.glob('stacks-*.txt'))) + 1}.txt"
-        with path.open("w") as file:
+        with files.replace_file(path) as file:
             faulthandler.dump_traceback(file, all_threads=True)
         where = f"the stacks of all threads are in {directory.name}/{path.name}"
     except OSError as error:
