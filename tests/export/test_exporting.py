@@ -300,6 +300,22 @@ def test_of_exports_that_cannot_keep_up_the_oldest_is_left_out_with_its_checkpoi
     run.log.close()
 
 
+def test_a_run_that_goes_back_ends_or_sets_aside_the_exports_of_the_steps_that_it_abandons(tmp_path: Path) -> None:
+    run = Run(tmp_path, "export.every=10")
+    for step in (10, 20, 30):
+        run.save(step)
+    for step in (10, 20):
+        (run.directory / EXPORTS / str(step)).mkdir(parents=True)
+    run.exporting.poll()
+    running = run.exporting._running
+    assert running and running.step == 30
+    run.exporting.go_back(beyond=15)
+    assert running.process.returncode == -signal.SIGKILL and run.exporting.needed_steps() == ()
+    assert exports(run.directory) == [10] and (run.directory / EXPORTS / "set-aside-1" / "20").is_dir()
+    assert not run.exporting.wants(10) and run.exporting.wants(20) and run.exporting.wants(30)
+    run.finish(interrupted=lambda: False)
+
+
 def test_an_export_that_is_killed_is_an_alert_that_says_what_to_do(tmp_path: Path) -> None:
     run = Run(tmp_path, "export.every=10")
     run.save(10)

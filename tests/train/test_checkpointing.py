@@ -102,6 +102,20 @@ def test_the_checkpoint_that_an_attempt_ends_with_is_retried_with_alerts_until_t
     assert len(alerts) == 2 and all("cannot be written" in alert and "trying again in" in alert for alert in alerts)
 
 
+def test_a_run_that_may_go_back_keeps_a_checkpoint_from_before_and_the_next_such_one(
+    tmp_path: Path, log: EventLog
+) -> None:
+    back = 3
+    spec = Checkpoint(every_minutes=1e-9, keep_last=1)
+    ours = Checkpointing(tmp_path, spec, provenance=lambda last: FACTS, log=log, goes_back=back)
+    for step in range(1, 10):
+        assert ours.save(state_of(step), step)
+        ours._saver.wait()
+        kept = list(kinds(tmp_path))
+        assert kept[0] <= max(1, step - back) and len(kept) <= spec.keep_last + 2 and kept[-1] == step
+    ours.close()
+
+
 def test_an_attempt_whose_last_checkpoint_is_never_written_fails(
     tmp_path: Path, log: EventLog, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,13 +71,28 @@ class Exporting:
 
     def _clean(self) -> None:
         """Remove what earlier attempts have left, and set aside exports of steps after the first."""
-        aside: list[int] = []
         with self._log_errors("exports of earlier attempts"):
             _remove_drafts(self._directory / EXPORTS)
             _start_new_file(self._directory / OUTPUT)
-            aside = store.set_aside(self._directory / EXPORTS, beyond=self._first)
+        self._set_aside(self._first)
+
+    def _set_aside(self, beyond: int) -> None:
+        aside: list[int] = []
+        with self._log_errors("exports of steps that are trained again"):
+            aside = store.set_aside(self._directory / EXPORTS, beyond=beyond)
         if aside:
             self._log_message("info", f"set aside: the export of {_steps(aside)}")
+
+    def go_back(self, *, beyond: int) -> None:
+        """Forget the exports of steps after `beyond`, because the run goes back: they are ended or set aside."""
+        if self._running is not None and self._running.step > beyond:
+            ended, self._running = self._running, None
+            ended.process.kill()
+            ended.process.wait()
+        self._pending = tuple(step for step in self._pending if step <= beyond)
+        self._seen = {step for step in self._seen if step <= beyond}
+        if self._here:
+            self._set_aside(beyond)
 
     def wants(self, step: int, /) -> bool:
         """Return whether the recipe asks for an export of this step, and so for its checkpoint."""

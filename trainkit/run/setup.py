@@ -80,6 +80,7 @@ def train(
         recorded.keep(cache, directory)
     first = int(ready.state.step)
     kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
+    kept += 2 * (recipe.guard.goes_back is not None)
     saved = without_frozen(ready.state)
     arrays = len(jax.tree.leaves(saved))
     disk = DiskSpace(directory, size_of(saved), log, keep_last=kept, arrays=arrays)
@@ -117,6 +118,8 @@ def train(
             measures &= not end.measuring
             if end.rollback is not None:
                 roll_back(directory, end.rollback, log)
+                if attempt.exporting:
+                    attempt.exporting.go_back(beyond=end.rollback.left_out[0] - 1)
                 left_out = tuple(sorted({*attempt.left_out, *end.rollback.left_out}))
                 attempt = attempt._replace(left_out=left_out, rollbacks=attempt.rollbacks + 1)
             plan = failed if end.measuring or end.rollback is not None else smaller_plan(recipe, failed)

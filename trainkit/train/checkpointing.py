@@ -68,8 +68,7 @@ class Checkpointing:
     ) -> None:
         """`provenance` is called with whether the checkpoint is the run's last. `restored` is the step from which the
         state was restored, if its checkpoint still holds that state. `on_saved` is called with the seconds of each
-        save, by any thread. `goes_back` is how many steps a rollback may go back: the newest checkpoint before them
-        stays."""
+        save, by any thread. `goes_back` is how many steps a rollback may go back: a checkpoint before them stays."""
         self._goes_back = goes_back
         self._spec = spec
         self._provenance = provenance
@@ -220,11 +219,12 @@ class Checkpointing:
         return best | self._good_steps() | set(self._reader.needed_steps() if self._reader else ())
 
     def _good_steps(self) -> set[int]:
-        """Return the step of the newest checkpoint that is too old for a rollback to abandon."""
+        """Return the newest checkpoint that is too old for a rollback to abandon, and the one that will be the next."""
         if self._goes_back is None or self._saved_step is None:
             return set()
         steps = [int(path.name) for path in store.step_directories(self._directory)]
-        return set([step for step in steps if step <= self._saved_step - self._goes_back][-1:])
+        limit = self._saved_step - self._goes_back
+        return {*[step for step in steps if step <= limit][-1:], *[step for step in steps if step > limit][:1]}
 
     def _mark_best(self, mark: BestMark | None) -> None:
         problem = hosts.from_first(lambda: self._write_mark(mark))
