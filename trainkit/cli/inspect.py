@@ -86,11 +86,14 @@ def _examine(
     """Yield what a black box holds, how its step breaks when it is computed again, and its batch."""
     from trainkit.data.show import show
     from trainkit.run.examine import examine, read_box
+    from trainkit.run.recorded_inputs import recipe_with
 
     loaded, run = _load(what, overrides, mode)
     if run is None:
         raise TrainkitError("a recipe has no black box: name a run", where=what)
-    recipe, box = loaded.recipe, read_box(run, step)
+    box = read_box(run, step)
+    loaded, known = (loaded, True) if overrides else recipe_with(run, str(box["recipe"]), loaded)
+    recipe = loaded.recipe
     with show_progress() as progress:
         found = examine(run, recipe, box, progress=progress)
     hide = _hide(recipe, found.cache) if recipe.task.masks else None
@@ -103,6 +106,8 @@ def _examine(
         yield f"step {box['step']} ({box['action']}): {neutralise(str(box['problem']))}"
         same = "as in the run, bit for bit" if not found.differences else "; ".join(found.differences)
         yield f"computed again from step {found.first}: {same}"
+        if not known:
+            yield "the recipe that it was trained with is unknown: that of the run was used"
         yield from (origin.in_words() for origin in found.origins)
         if not found.origins:
             yield "no operation of this step makes an infinity or NaN of finite numbers"

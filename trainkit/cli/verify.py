@@ -63,14 +63,13 @@ def _replay(directory: Path, step: int | None, count: int) -> bool:
     """Train steps again, print what differs, and return whether nothing does."""
     from trainkit.cli.cache_data import show_progress
     from trainkit.run.replay import compare_replay
-    from trainkit.rundir.directory import recipe_of
 
     with show_progress() as progress:
-        found = compare_replay(directory, recipe_of(directory).recipe, step, count, progress=progress)
+        found = compare_replay(directory, step, count, progress=progress)
     which = "other bits" if found.differences else "the same bits"
     print(f"steps {found.first + 1} to {found.last}, computed again: {which}")
     if found.checkpoints and not found.differences:
         print(f"  also in checkpoint {', '.join(map(str, found.checkpoints))}")
-    for line in (*found.differences, *(found.machine if found.differences else ())):
+    for line in (*found.notes, *found.differences, *(found.machine if found.differences else ())):
         print(f"  {neutralise(line)}")
     return not found.differences

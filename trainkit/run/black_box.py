@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from trainkit.train.verdicts import Incident
 DIRECTORY = "blackbox"
 #: A run keeps at most so many: the first ones say most.
 MOST = 8
+#: Why a black box keeps the checkpoint before its step.
+REASON = "black box"
 _PURPOSES = {"loss": LOSS, "dropout": DROPOUT, "optimizer": MOMENTS, "rounding": PARAMETERS}
 
 
@@ -59,7 +62,8 @@ class BlackBoxes:
             return
         try:
             target.mkdir(parents=True, exist_ok=True)
-            self._write(target, incident)
+            with ThreadPoolExecutor(1, "black box") as thread:  # what it compiles is no part of the training step
+                thread.submit(self._write, target, incident).result()
         except (OSError, TrainkitError, ValueError) as error:
             message = f"the black box of step {incident.step} could not be written: {error}"
             self._log.write("alert", step=incident.step, kind="guard", message=message)
@@ -69,9 +73,7 @@ class BlackBoxes:
 
     def _write(self, target: Path, incident: Incident) -> None:
         first = incident.step - 1
-        before = [info.directory for info in store.checkpoints(self._directory) if info.step <= first]
-        if before and not checkpoint_files.is_marked(before[-1]):  # from which the step can be replayed
-            checkpoint_files.mark(before[-1], keep=True)
+        keep_checkpoint(self._directory, first)
         lines = [
             json.dumps({"step": step, "metrics": _as_logged(metrics)}, sort_keys=True)
             for step, metrics in incident.recent
@@ -100,6 +102,19 @@ class BlackBoxes:
             "versions": versions_of(),
         }
         files.write_json(target / "box.json", found)  # last: a directory without it is no black box
+
+
+def keep_checkpoint(directory: Path, step: int) -> None:
+    """Keep the newest checkpoint up to `step`, from which what follows can be computed again. Raises OSError.
+
+    A run keeps two of them for its black boxes: the first and the newest.
+    """
+    paths = [info.directory for info in store.checkpoints(directory)]
+    for path in [path for path in paths if checkpoint_files.reason_of_mark(path) == REASON][1:]:
+        checkpoint_files.mark(path, keep=False)
+    before = [path for path in paths if int(path.name) <= step]
+    if before and not checkpoint_files.is_marked(before[-1]):
+        checkpoint_files.mark(before[-1], keep=True, reason=REASON)
 
 
 def boxes(directory: Path) -> list[int]:

@@ -40,7 +40,7 @@ def trained_recipe(directory: Path, newest: Info | None, present: Loaded) -> tup
         by = f"an earlier version of trainkit wrote the checkpoint of step {newest.step}"
         return present, [f"{by}: whether {RECIPE} was edited since then is unknown"]
     edited = f"{RECIPE} has changed since the checkpoint of step {newest.step} was written"
-    if (copy := _recipe_copy(directory, newest)) is None:
+    if (copy := _recipe_copy(directory, newest.manifest.recipe)) is None:
         return present, [f"{edited}; the recipe in the checkpoint is damaged too, so the changed keys are unknown"]
     try:
         return load_resolved(copy), []
@@ -48,11 +48,21 @@ def trained_recipe(directory: Path, newest: Info | None, present: Loaded) -> tup
         return present, [f"{edited}; the recipe in the checkpoint cannot be read: {error.problem}"]
 
 
-def _recipe_copy(directory: Path, newest: Info) -> Path | None:
-    """Return a whole copy of the recipe of the checkpoint `newest`, its own or that of one with the same recipe."""
-    for info in (newest, *reversed(store.checkpoints(directory))):
+def recipe_with(directory: Path, fingerprint: str | None, present: Loaded) -> tuple[Loaded, bool]:
+    """Return the recipe with this fingerprint that a run was trained with, and True; or `present` and False."""
+    if fingerprint is None or present.recipe.fingerprint() == fingerprint:
+        return present, fingerprint is not None
+    with contextlib.suppress(TrainkitError):  # such as a plugin that is gone
+        if copy := _recipe_copy(directory, fingerprint):
+            return load_resolved(copy), True
+    return present, False
+
+
+def _recipe_copy(directory: Path, fingerprint: str) -> Path | None:
+    """Return a whole copy of the recipe with this fingerprint: that of the newest checkpoint that has it."""
+    for info in reversed(store.checkpoints(directory)):
         expected = info.manifest.checksums.get(RECIPE)
-        if info.manifest.recipe == newest.manifest.recipe and expected is not None:
+        if info.manifest.recipe == fingerprint and expected is not None:
             with contextlib.suppress(OSError):
                 if checksum_of(info.directory / RECIPE) == expected:
                     return info.directory / RECIPE

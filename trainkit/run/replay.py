@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.leaves import named_leaves
+from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.snapshot import plain
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
@@ -20,20 +21,20 @@ from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
-from trainkit.events.attempts import current_events
+from trainkit.events.attempts import kept_until
 from trainkit.events.commands import FINISH, IssuedCommand, issued_commands
-from trainkit.events.log import SilentLog, number, of_kinds
-from trainkit.events.schema import Event
+from trainkit.events.log import SilentLog, Tail, last_step, number
 from trainkit.parallel import mesh
 from trainkit.parallel.devices import agree_on_memory
 from trainkit.parallel.xla import make_deterministic, use_compile_cache
 from trainkit.recipe import Recipe
 from trainkit.run.initial_state import first_state, initial_state
 from trainkit.run.prepare import missed_commands
+from trainkit.run.recorded_inputs import recipe_with
 from trainkit.run.resume import changes_of_bits
 from trainkit.run.rollback import left_out_steps
 from trainkit.run.start import Start
-from trainkit.rundir.directory import as_typed
+from trainkit.rundir.directory import as_typed, recipe_of
 from trainkit.rundir.owed import falls_on
 from trainkit.tasks import build as build_task
 from trainkit.train.build import build
@@ -172,51 +173,78 @@ class Comparison(NamedTuple):
     checkpoints: tuple[int, ...]
     """The checkpoints that the replayed state was compared with."""
     differences: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What limits the comparison."""
     machine: tuple[str, ...]
     """What may be why: how versions and machine differ from those of the first checkpoint."""
 
 
-def compare_replay(
-    directory: Path, recipe: Recipe, step: int | None, count: int, *, progress: Tell = None
-) -> Comparison:
+class LoggedStep(NamedTuple):
+    """A step as the log has it."""
+
+    recipe: str | None
+    """The fingerprint of the recipe that it was trained with."""
+    metrics: dict[str, float]
+
+
+def compare_replay(directory: Path, step: int | None, count: int, *, progress: Tell = None) -> Comparison:
     """Compute `count` steps again from the checkpoint of `step`, and compare them bit for bit with log and checkpoints.
 
-    If `step` is None it is the newest checkpoint that so many steps follow in the log.
+    If `step` is None it is the newest checkpoint that so many steps follow in the log. The recipe is the one that these
+    steps were trained with; steps that were trained with another one end the comparison.
 
     Raises:
         TrainkitError: no logged step follows the checkpoint.
     """
-    logged = _logged_steps(directory)
-    last_logged = max(logged, default=0)
+    last_logged = last_step(directory)
     saved = [info.step for info in store.checkpoints(directory)]
     if step is None:
         step = max((s for s in saved if s + count <= last_logged), default=0)
-    last = min(step + count, last_logged)
-    if last <= step:
+    manifest = store.find(directory, step).manifest if step else None
+    logged = logged_steps(directory, manifest, first=step + 1, last=step + count)
+    if step + 1 not in logged:
         raise TrainkitError(f"the log has no step after {step} to compare with", where=as_typed(directory))
-    reasons = changes_of_bits(store.find(directory, step).manifest) if step else ()
-    replay = open_replay(directory, recipe, step, progress=progress)
+    present, fingerprint, notes = recipe_of(directory), logged[step + 1].recipe, list[str]()
+    loaded, found = recipe_with(directory, fingerprint, present)
+    if not found:
+        notes.append("the recipe that these steps were trained with is unknown: that of the run is used")
+    last = step + 1
+    while last + 1 in logged and logged[last + 1].recipe == fingerprint:
+        last += 1
+    if last + 1 in logged:
+        notes.append(f"step {last + 1} was trained with another recipe: the comparison ends before it")
+    replay = open_replay(directory, loaded.recipe, step, progress=progress)
     differences: list[str] = []
     compared: list[int] = []
     for replayed in replay.steps(last):
-        differences += _metric_differences(replayed, logged.get(replayed.step, {}))
+        differences += _metric_differences(replayed, logged[replayed.step].metrics)
         if replayed.step in saved:
             compared.append(replayed.step)
             differences += _state_differences(directory, replayed)
         if len(differences) >= MOST:
             break
     replay.cache.close()
-    return Comparison(step, last, tuple(compared), tuple(differences[:MOST]), tuple(reasons))
+    reasons = changes_of_bits(manifest) if manifest else ()
+    return Comparison(step, last, tuple(compared), tuple(differences[:MOST]), tuple(notes), tuple(reasons))
 
 
-def _logged_steps(directory: Path) -> dict[int, dict[str, float]]:
-    """Return the metrics of the steps that count, by step."""
-    events: list[Event] = current_events(list(of_kinds(directory, "run_started", "step")))
-    return {
-        event["step"]: {name: number(value) for name, value in event["metrics"].items()}
-        for event in events
-        if event["type"] == "step"
-    }
+def logged_steps(directory: Path, manifest: Manifest | None, *, first: int, last: int) -> dict[int, LoggedStep]:
+    """Return the steps from `first` to `last` that count, by step. Holds no others, however long the log is.
+
+    Args:
+        manifest: of the checkpoint before `first`, which says where the log was then; None for the first step.
+    """
+    begin, recipe = (manifest.log[0], manifest.recipe) if manifest and manifest.log else (0, None)
+    tail, found = Tail(directory, offset=begin), dict[int, LoggedStep]()
+    while events := tail.poll():
+        for event in events:
+            if event["type"] == "run_started":
+                recipe, kept = event.get("recipe"), kept_until(event)
+                found = {step: each for step, each in found.items() if kept is None or step <= kept}
+            elif event["type"] == "step" and first <= event["step"] <= last:
+                metrics = {name: number(value) for name, value in event["metrics"].items()}
+                found[event["step"]] = LoggedStep(recipe, metrics)
+    return found
 
 
 def _metric_differences(replayed: Replayed, logged: dict[str, float]) -> list[str]:

@@ -1,7 +1,8 @@
 """The `checkpoints/` of a run as viewers see them: which exist, what their manifests say, and their marks.
 
 A person marks a checkpoint to be kept with an empty file in its directory, the one thing that a viewer writes into a
-run; it is then never removed. The trainer marks the best checkpoint in `checkpoints/best.json`.
+run; it is then never removed. The trainer writes the reason into the file where it sets such a mark itself, and marks
+the best checkpoint in `checkpoints/best.json`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,27 @@ _LABELS = {
 
 
 def is_marked(checkpoint: Path) -> bool:
-    """Return whether a person has marked the checkpoint in this directory to be kept."""
+    """Return whether the checkpoint in this directory is marked to be kept."""
     return os.path.lexists(checkpoint / NAME)
 
 
-def mark(checkpoint: Path, *, keep: bool) -> None:
-    """Set or remove a person's mark that keeps this checkpoint. Raises OSError: FileNotFoundError if the checkpoint is
-    gone."""
+def reason_of_mark(checkpoint: Path) -> str:
+    """Return why the trainer has marked a checkpoint; empty where a person has, or nobody."""
+    try:
+        return (checkpoint / NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def mark(checkpoint: Path, *, keep: bool, reason: str = "") -> None:
+    """Set or remove the mark that keeps this checkpoint; a person's has no reason. Raises OSError: FileNotFoundError if
+    the checkpoint is gone."""
     if keep:
-        os.close(os.open(checkpoint / NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        file = os.open(checkpoint / NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.write(file, reason.encode())
+        finally:
+            os.close(file)
     else:
         os.unlink(checkpoint / NAME)
 
@@ -90,7 +103,7 @@ def present(run_directory: Path) -> dict[int, bool] | None:
 
 
 def kept_steps(run_directory: Path) -> frozenset[int]:
-    """Return the steps whose checkpoints a person has marked to be kept."""
+    """Return the steps whose checkpoints are marked to be kept."""
     where = run_directory / "checkpoints"
     return frozenset(step for step in present(run_directory) or () if is_marked(where / str(step)))
 
