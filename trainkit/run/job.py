@@ -122,8 +122,9 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             before=before,
             finish=finish,
         )
-        minutes = recipe.guard.stalled_minutes
-        watchdog = Watchdog(None if minutes is None else 60 * minutes, partial(report_stall, directory / BOXES, log))
+        minutes, stops = recipe.guard.stalled_minutes, recipe.guard.stalled == "stop"
+        report = partial(report_stall, directory / BOXES, log, stops=stops)
+        watchdog = Watchdog(None if minutes is None else 60 * minutes, report)
         opened.callback(watchdog.close)
         boxes = BlackBoxes(directory, recipe, cache, data, log, left_out=attempt.left_out)
         verdicts = Verdicts(recipe.guard, log=log, report=boxes.write, rollbacks=attempt.rollbacks)

@@ -13,6 +13,7 @@ from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import last_attempt, last_end, of_kinds
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.guard import Guard
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
@@ -71,6 +72,7 @@ def prepare(
     notes = [f"resuming from step {info.step}" if info else "there is no checkpoint: starting at step 0"]
     notes += [*unknown, *(f"recipe: {difference}" for difference in changed), *rates]
     notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
+    notes += _guard_changes(old.recipe.guard, new.recipe.guard) if info else ()
     notes += changes_of_bits(info.manifest) if info else ()
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_commands=forget_commands)
     return Resumption(start, new, tuple(notes))
@@ -123,6 +125,14 @@ def _is_longer(directory: Path, recipe: Recipe, step: int, changed: list[Differe
         issued.step for issued in issued_commands(directory) if issued.command.name == "decay" and issued.step <= step
     ]
     return recipe.schedule.last_step(recipe.train.steps, decay_start=min(decays, default=NEVER)) > step
+
+
+def _guard_changes(old: Guard, new: Guard) -> Iterator[str]:
+    """Yield in words what a changed [guard] means for the steps to come."""
+    if old != new:
+        yield "[guard] changed: it judges the steps from here on; steps that were left out before stay so"
+    if new.in_step and new.memory != old.memory:
+        yield "[guard] remembers no earlier losses and skips: it counts them from here on"
 
 
 def changes_of_bits(manifest: Manifest) -> Iterator[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainkit import files
+from trainkit.errors import FAILED
 from trainkit.events.log import EventLog
 
 #: An attempt reports at most so many stalls.
 MOST = 5
+#: Seconds in which a stalled run that is to stop can still write to its log.
+GRACE = 30.0
 
 
 class Watchdog:
@@ -66,8 +71,15 @@ class Watchdog:
             self.look()
 
 
-def report_stall(directory: Path, log: EventLog, waited: float) -> None:
-    """Write the stacks of all threads into a new file of `directory`, and an alert that names it."""
+def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool = False) -> None:
+    """Write the stacks of all threads into a new file of `directory`, and an alert that names it.
+
+    If it `stops`, the process then ends, and after `GRACE` seconds even if the log cannot be written.
+    """
+    if stops:
+        limit = threading.Timer(GRACE, os._exit, (FAILED,))
+        limit.daemon = True
+        limit.start()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"stacks-{len(list(directory.glob('stacks-*.txt'))) + 1}.txt"
@@ -78,3 +90,8 @@ def report_stall(directory: Path, log: EventLog, waited: float) -> None:
         where = f"the stacks could not be written: {error}"
     message = f"no step was completed for {waited:.0f} s after step {log.step}: {where}"
     log.write("alert", step=log.step, kind="stalled", message=message)
+    if stops:
+        ended = f"no step was completed for {waited:.0f} s; resume continues from the newest checkpoint"
+        log.write("run_finished", step=log.step, status="failed", exit_code=FAILED, message=ended)
+        print(f"error: {message}; the run was stopped", file=sys.stderr, flush=True)
+        os._exit(FAILED)  # the main thread hangs, so nothing can be unwound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainkit.recipe.spec import Count, Positive, Spec
 
@@ -38,6 +38,15 @@ class Guard(Spec):
     stalled_minutes: Positive | None = None
     """Minutes without a completed step after which the stacks of all threads are written into the run's `blackbox/`,
     and an alert. Evaluations, saves, samples and pauses do not count. If absent, nobody watches."""
+    stalled: Literal["stop"] | None = None
+    """What follows a stall besides: end the trainer at once (`stop`), so that the run can be resumed from its newest
+    checkpoint. If absent, the trainer keeps waiting."""
+
+    @model_validator(mode="after")
+    def _knows_what_a_stall_is(self) -> Guard:
+        if self.stalled is not None and self.stalled_minutes is None:
+            raise ValueError("guard.stalled needs guard.stalled_minutes: set guard.stalled_minutes = 30")
+        return self
 
     @property
     def in_step(self) -> bool:
@@ -50,6 +59,11 @@ class Guard(Spec):
         if self.divergence == "rollback":
             return max(self.leave_out, self.window)
         return self.leave_out if "rollback" in (self.non_finite, self.spike) else None
+
+    @property
+    def memory(self) -> int | None:
+        """Return how many losses the state holds; None if it holds nothing of the guard. Another number begins anew."""
+        return (self.window if self.remembers_losses else 0) if self.in_step else None
 
     @property
     def remembers_losses(self) -> bool:
