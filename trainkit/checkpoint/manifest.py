@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,11 @@ FORMAT = 1
 #: In ascending order of how long it is kept. A command or a signal asks for a `requested` checkpoint.
 KINDS = ("rolling", "requested", "permanent", "final")
 Kind = Literal["rolling", "requested", "permanent", "final"]
+#: Environment variables, besides `XLA_FLAGS`, that change bits: the threads of XLA on a CPU, and how jax computes.
+SETTINGS = (
+    "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL", "JAX_DISABLE_MOST_OPTIMIZATIONS",
+    "JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
 
 
 class DamagedCheckpoint(TrainkitError):
@@ -63,7 +69,7 @@ class Manifest(BaseModel):
     metrics: dict[str, float]
     versions: dict[str, str]
     machine: dict[str, str] = {}
-    """What else may change bits: processors, their number, and the flags of XLA; empty in earlier versions."""
+    """What else may change bits (see `machine`); empty where an earlier version wrote the checkpoint."""
     devices: list[str]
     """The kind of each device that held a part of the state."""
     mesh: dict[str, int]
@@ -81,9 +87,11 @@ class Manifest(BaseModel):
 
 
 def machine() -> dict[str, str]:
-    """Return what may change bits besides versions and devices: processors, their number, and the flags of XLA."""
+    """Return what may change bits besides versions and devices: processor, cores, and settings of XLA and jax."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if DETERMINISTIC not in flag]  # the recipe's
-    return {"CPU": _processor(), "cores": str(len(os.sched_getaffinity(0))), "XLA_FLAGS": " ".join(flags)}
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    settings = {name: os.environ.get(name, "") for name in SETTINGS}
+    return {"CPU": _processor(), "cores": str(cores), "XLA_FLAGS": " ".join(flags), **settings}
 
 
 def _processor() -> str:
