@@ -1,21 +1,25 @@
-"""A step that breaks in a real run: what [guard] makes of it, what the black box holds, and that resuming is exact."""
+"""Steps that break in real runs: what [guard] makes of them, what the black box holds, and that resuming is exact."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
-from trainer import BARE, arrays, edit_manifest, killed_and_resumed, losses, run_of, trainkit, workplace
+import pytest
+from data_room import write_rows
+from paired_rows import DECODER, answer_pairs, recipe_text
+from trainer import BARE, arrays, ending, killed_at, losses, run_of, trainkit, workplace
 
 from trainkit import files
 from trainkit.checkpoint import manifest as manifests
-from trainkit.events.log import SilentLog, read
-from trainkit.run.rollback import set_bad_aside
+from trainkit.events.log import read
+from trainkit.events.schema import Event
 
 STEPS, BROKEN = 12, 8
-#: The update of step `BROKEN` is not finite.
+#: The update of step `LEAP` is far too large, which the loss of the next step shows.
+LONG, LEAP = 40, 34
+SPIKE = '[guard]\nspike = "rollback"\nwindow = 30\nleave_out = 4\n'
 PLUGIN = f"""
 from typing import Literal
 
@@ -23,31 +27,49 @@ from trainkit.recipe.sections.schedule_spec import ScheduleSpec
 
 
 class Breaking(ScheduleSpec):
-    "Constant, but for one step."
+    "Constant, but not finite in one step."
     type: Literal["breaking"]
 
     def rate_after_warmup(self, step, *, peak, steps, decay_start, xp):
         return peak + 0 * xp.log(xp.abs(step - {BROKEN - 1}.0))
+
+
+class Leaping(ScheduleSpec):
+    "Constant, but far too high in one step."
+    type: Literal["leaping"]
+
+    def rate_after_warmup(self, step, *, peak, steps, decay_start, xp):
+        return peak * xp.where(step == {LEAP - 1}, 1000.0, 1.0)
 """
-RECIPE = BARE.replace('type = "cosine"', 'type = "breaking"').replace("steps = 24", f"steps = {STEPS}")
-RECIPE = RECIPE.replace("[checkpoint]\n", '[plugins]\nfiles = ["breaking.py"]\n[checkpoint]\n').replace(
+RECIPE = BARE.replace("[checkpoint]\n", '[plugins]\nfiles = ["breaking.py"]\n[checkpoint]\n').replace(
     "= 1e-2", "= 1e-3"
 )
 
 
-def place(directory: Path, guard: str) -> Path:
-    (workplace(directory, RECIPE + guard) / "breaking.py").write_text(PLUGIN)
+def place(directory: Path, guard: str, *, schedule: str = "breaking", steps: int = STEPS, keep_every: int = 6) -> Path:
+    recipe = RECIPE.replace("cosine", schedule).replace("steps = 24", f"steps = {steps}")
+    recipe = recipe.replace("keep_every = 6", f"keep_every = {keep_every}")
+    (workplace(directory, recipe + guard) / "breaking.py").write_text(PLUGIN)
     return directory
 
 
-def alerts(run: Path) -> list[tuple[int, str]]:
-    return [(e["step"], e["message"]) for e in read(run) if e["type"] == "alert" and e["kind"] == "guard"]
+def leaping(directory: Path) -> Path:
+    return place(directory, SPIKE, schedule="leaping", steps=LONG, keep_every=11)
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_of(leaping(tmp_path_factory.mktemp("rolled-back")))
+
+
+def of_kind(run: Path, kind: str) -> list[Event]:
+    return [event for event in read(run) if event["type"] == kind]
 
 
 def test_a_skipped_step_is_announced_and_leaves_a_black_box_and_a_resumed_run_skips_it_too(tmp_path: Path) -> None:
-    guard = '[guard]\nnon_finite = "skip"\n'
-    run = run_of(place(tmp_path / "whole", guard))
-    assert [step for step, _ in alerts(run)] == [BROKEN]
+    run = run_of(place(tmp_path, '[guard]\nnon_finite = "skip"\n'))
+    alerts = {event["kind"]: event["step"] for event in of_kind(run, "alert")}
+    assert alerts["guard"] == BROKEN and "recompilation" not in alerts
     assert set(losses(run)) == set(range(1, STEPS + 1)) and np.isfinite(list(losses(run).values())).all()
     box = run / "blackbox" / str(BROKEN)
     found = files.read_json(box / "box.json")
@@ -59,7 +81,7 @@ def test_a_skipped_step_is_announced_and_leaves_a_black_box_and_a_resumed_run_sk
     steps = [json.loads(line)["step"] for line in (box / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, BROKEN + 1))
 
-    done = trainkit(tmp_path / "whole", "inspect", "tiny", "--blackbox")
+    done = trainkit(tmp_path, "inspect", "tiny", "--blackbox")
     assert done.returncode == 0, done.stderr
     head = done.stdout.splitlines()
     assert head[0].startswith(f"step {BROKEN} (skip): the update is not finite")
@@ -67,43 +89,86 @@ def test_a_skipped_step_is_announced_and_leaves_a_black_box_and_a_resumed_run_sk
     assert head[2].startswith("the first infinity is the result of log, at") and "breaking.py" in head[2]
     assert head[3].startswith("the first NaN is the result of mul, at")
     assert (box / "origin.jsonl").exists() and f"step {BROKEN - 1} -> {BROKEN}: 8 rows" in done.stdout
-    missing = trainkit(tmp_path / "whole", "inspect", "tiny", "--blackbox", "--step", "3")
-    assert missing.returncode == 2 and "no black box of step 3; there are: 8" in missing.stderr
 
-    resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
-    assert losses(resumed) == losses(run) and arrays(resumed, STEPS) == arrays(run, STEPS)
-
-
-def test_a_rolled_back_run_leaves_steps_out_and_ends_the_same_if_it_is_killed_and_resumed(tmp_path: Path) -> None:
-    guard = '[guard]\nnon_finite = "rollback"\nleave_out = 2\n'
-    run = run_of(place(tmp_path / "whole", guard))
-    (event,) = (e for e in read(run) if e["type"] == "rolled_back")
-    assert event["left_out"] == [BROKEN - 1, BROKEN]
-    last = {e["step"]: e["metrics"] for e in read(run) if e["type"] == "step"}
-    assert [step for step, metrics in last.items() if "guard/left_out" in metrics] == event["left_out"]
-    assert all(np.isfinite(m["train/loss"]) for step, m in last.items() if step not in event["left_out"])
-    started = [e["resumed_from"] for e in read(run) if e["type"] == "run_started"]
-    assert started in ([None, 6], [None, None]), "from the last good checkpoint, if it was on the disk already"
-    assert manifests.read(run / "checkpoints" / str(STEPS)).left_out == (BROKEN - 1, BROKEN)
-
-    done = trainkit(tmp_path / "whole", "verify", "tiny", "--replay", "6")
+    before, last = losses(run), arrays(run, STEPS)
+    assert trainkit(tmp_path, "resume", "tiny/6", "--plain").returncode == 0
+    assert losses(run) == before and arrays(run, STEPS) == last
+    # another guard is another course from there on, and the steps before it stay those of the recipe before
+    done = trainkit(tmp_path, "resume", "tiny/6", "--plain", "--set", "guard.spike=stop")
+    assert done.returncode == 0 and "[guard] changed: it judges the steps from here on" in done.stderr
+    assert "[guard] remembers no earlier losses and skips" in done.stderr
+    done = trainkit(tmp_path, "verify", "tiny", "--replay", "6")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("steps 7 to 12, computed again: the same bits\n  also in checkpoint 12\n")
-    log = run / "events.jsonl"
-    steps = [line for line in log.read_text().splitlines() if '"type": "step"' in line and '"step": 9' in line]
-    loss = str(last[9]["train/loss"])
-    log.write_text(log.read_text().replace(steps[-1], steps[-1].replace(loss, "1.5")))
-    done = trainkit(tmp_path / "whole", "verify", "tiny/6", "--replay", "3")
-    assert done.returncode == 1 and f"step 9: train/loss was 1.5 and is {loss}" in done.stdout
 
-    # a checkpoint of before the rollback, which a kill left between its event and its end
-    resumed = killed_and_resumed(place(tmp_path / "resumed", guard), saved=6)
-    assert arrays(resumed, STEPS) == arrays(run, STEPS)
-    shutil.rmtree(resumed / "checkpoints" / str(STEPS))
-    before = resumed / "checkpoints" / "11"
-    shutil.copytree(resumed / "checkpoints" / "6", before)
-    edit_manifest(before, lambda text: text.replace('"step":6', '"step":11').replace('"step": 6', '"step": 11'))
-    set_bad_aside(resumed, SilentLog(attempt=9))
-    assert not before.exists() and (resumed / "checkpoints" / "set-aside-1" / "11").is_dir()
-    assert trainkit(tmp_path / "resumed", "resume", "tiny", "--plain").returncode == 0
-    assert arrays(resumed, STEPS) == arrays(run, STEPS)
+
+def test_a_spike_is_rolled_back_without_its_steps_and_every_bit_can_be_computed_again(rolled_back: Path) -> None:
+    (event,) = of_kind(rolled_back, "rolled_back")
+    assert event["left_out"] == [32, 33, 34, 35] and "a spike (robust z-score" in event["message"]
+    last = {event["step"]: event["metrics"] for event in of_kind(rolled_back, "step")}
+    assert [step for step, metrics in last.items() if "guard/left_out" in metrics] == event["left_out"]
+    assert max(metrics["train/loss"] for step, metrics in last.items() if step > 30) < last[1]["train/loss"]
+    assert {event["resumed_from"] for event in of_kind(rolled_back, "run_started")} <= {None, 11, 22}, (
+        "from the last good checkpoint that was on the disk"
+    )
+    assert manifests.read(rolled_back / "checkpoints" / "33").left_out == (32, 33)
+    assert (rolled_back / "checkpoints" / "set-aside-1" / "33").is_dir(), "it had the updates of 32 and 33"
+
+    room = rolled_back.parent.parent
+    done = trainkit(room, "verify", "tiny", "--replay", "18")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("steps 23 to 40, computed again: the same bits\n  also in checkpoint 33, 40\n")
+    log = rolled_back / "events.jsonl"
+    whole = log.read_text()
+    *_, line = (line for line in whole.splitlines() if '"type": "step"' in line and '"step": 38' in line)
+    loss = str(last[38]["train/loss"])
+    log.write_text(whole.replace(line, line.replace(loss, "1.5")))
+    done = trainkit(room, "verify", "tiny/33", "--replay", "6")
+    log.write_text(whole)
+    assert done.returncode == 1 and f"step 38: train/loss was 1.5 and is {loss}" in done.stdout
+
+
+def test_a_run_killed_in_the_middle_of_a_rollback_ends_with_the_same_bits_once_resumed(
+    rolled_back: Path, tmp_path: Path
+) -> None:
+    killed_at("rolled_back 35", leaping(tmp_path), "run", "tiny.toml", "--plain")
+    run = tmp_path / "runs" / "tiny"
+    assert manifests.read(run / "checkpoints" / "33").left_out == (), "it was not set aside yet"
+    assert trainkit(tmp_path, "resume", "tiny", "--plain").returncode == 0
+    assert losses(run) == losses(rolled_back) and arrays(run, LONG) == arrays(rolled_back, LONG)
+
+
+def test_the_guard_of_eight_devices_decides_as_that_of_one(rolled_back: Path, tmp_path: Path) -> None:
+    run = run_of(leaping(tmp_path), devices=8)
+    (ours,), (theirs,) = of_kind(run, "rolled_back"), of_kind(rolled_back, "rolled_back")
+    assert ours["left_out"] == theirs["left_out"]
+    assert losses(run) == pytest.approx(losses(rolled_back), rel=1e-3)
+
+
+def test_an_adapter_in_float16_that_learns_preferences_is_guarded_and_computed_again(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", answer_pairs(40))
+    (tmp_path / "breaking.py").write_text(PLUGIN)
+    recipe = recipe_text(
+        task='type = "preference"',
+        document='type = "preference", chosen = " {chosen}", rejected = " {rejected}"',
+        steps=10,
+        rate=1e-3,
+        model=DECODER.replace("[tokenizer]", "[adapter]\nrank = 2\n[tokenizer]"),
+        more='[schedule]\ntype = "breaking"\n[plugins]\nfiles = ["breaking.py"]\n[precision]\ncompute = "float16"\n'
+        '[checkpoint]\nkeep_every = 6\n[guard]\nnon_finite = "skip"\nspike = "skip"\n',
+    )
+    (tmp_path / "tiny.toml").write_text(recipe)
+    run = run_of(tmp_path)
+    assert [event["step"] for event in of_kind(run, "alert") if event["kind"] == "guard"] == [BROKEN]
+    done = trainkit(tmp_path, "inspect", "tiny", "--blackbox")
+    assert done.returncode == 0, done.stderr
+    assert "computed again from step 6: as in the run, bit for bit" in done.stdout
+    assert "the first NaN is the result of mul, at" in done.stdout
+
+
+def test_a_stalled_run_that_is_to_stop_ends_and_says_so(tmp_path: Path) -> None:
+    never = ["--set", "guard.stalled_minutes=1e-9", "--set", "guard.stalled=stop"]  # no step takes so little time
+    done = trainkit(workplace(tmp_path, BARE), "run", "tiny.toml", "--plain", *never)
+    assert done.returncode == 1 and "no step was completed for" in done.stderr
+    run = tmp_path / "runs" / "tiny"
+    assert ending(run)[0] == "failed" and "resume continues" in ending(run)[2]
+    assert "Thread" in (run / "blackbox" / "stacks-1.txt").read_text()
