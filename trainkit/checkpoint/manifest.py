@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.parallel.xla import DETERMINISTIC
+from trainkit.parallel.xla import DETERMINISTIC, FLAGS
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -88,7 +88,8 @@ class Manifest(BaseModel):
 
 def machine() -> dict[str, str]:
     """Return what may change bits besides versions and devices: processor, cores, and settings of XLA and jax."""
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if DETERMINISTIC not in flag]  # the recipe's
+    ours = {DETERMINISTIC, *(flag.name for flag in FLAGS)}  # they follow from the recipe and the devices
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.strip("-").partition("=")[0] not in ours]
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     settings = {name: os.environ.get(name, "") for name in SETTINGS}
     return {"CPU": _processor(), "cores": str(cores), "XLA_FLAGS": " ".join(flags), **settings}

@@ -26,7 +26,7 @@ from trainkit.events.commands import FINISH, IssuedCommand, issued_commands
 from trainkit.events.log import SilentLog, Tail, last_step, number
 from trainkit.parallel import mesh
 from trainkit.parallel.devices import agree_on_memory
-from trainkit.parallel.xla import make_deterministic, use_compile_cache
+from trainkit.parallel.xla import make_deterministic, prepare_gpus, use_compile_cache
 from trainkit.recipe import Recipe
 from trainkit.run.initial_state import first_state, initial_state
 from trainkit.run.prepare import missed_commands
@@ -142,6 +142,8 @@ def open_replay(directory: Path, recipe: Recipe, first: int, *, progress: Tell =
     """
     if recipe.run.deterministic:
         make_deterministic()
+    if recipe.parallel.platform in ("auto", "gpu"):
+        prepare_gpus()
     use_compile_cache()
     agree_on_memory(recipe.parallel.platform)
     log = SilentLog(attempt=0)
