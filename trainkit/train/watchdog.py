@@ -91,7 +91,7 @@ def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool =
     message = f"no step was completed for {waited:.0f} s after step {log.step}: {where}"
     log.write("alert", step=log.step, kind="stalled", message=message)
     if stops:
-        ended = f"no step was completed for {waited:.0f} s; resume continues from the newest checkpoint"
+        ended = "no step was completed for guard.stalled_minutes; resume continues from the newest checkpoint"
         log.write("run_finished", step=log.step, status="failed", exit_code=FAILED, message=ended)
         print(f"error: {message}; the run was stopped", file=sys.stderr, flush=True)
         os._exit(FAILED)  # the main thread hangs, so nothing can be unwound
