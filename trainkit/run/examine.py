@@ -20,7 +20,7 @@ from trainkit.recipe import Recipe
 from trainkit.run.black_box import DIRECTORY, boxes
 from trainkit.run.replay import open_replay
 from trainkit.rundir.directory import as_typed
-from trainkit.train.first_non_finite import Origin, find_origins
+from trainkit.train.first_non_finite import BrokenOperation, find_origins
 from trainkit.train.metrics import metrics_of
 
 
@@ -33,7 +33,7 @@ class Examined(NamedTuple):
     metrics: dict[str, float]
     differences: tuple[str, ...]
     """The metrics with other bits than in the run."""
-    origins: tuple[Origin, ...]
+    origins: tuple[BrokenOperation, ...]
     cache: Cache
     data: TrainSet
 

@@ -51,7 +51,7 @@ from trainkit.train.step import WITHOUT_UPDATE, Metrics, Step
 MOST = 5
 
 
-class Replayed(NamedTuple):
+class ReplayedStep(NamedTuple):
     """A step that was computed again."""
 
     step: int
@@ -60,7 +60,7 @@ class Replayed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayedRun:
     """A run, ready to be trained on from the checkpoint of step `first`, or from its beginning if that is 0."""
 
     recipe: Recipe
@@ -73,7 +73,7 @@ class Replay:
     left_out: frozenset[int]
     first: int
 
-    def steps(self, until: int) -> Iterator[Replayed]:
+    def steps(self, until: int) -> Iterator[ReplayedStep]:
         """Compute the steps up to `until`. Each state is donated to the next step."""
         batches, state = self._prefetch(until), self._with_commands(self.state, self.first)
         with contextlib.closing(batches):
@@ -84,7 +84,7 @@ class Replay:
                     state, metrics = without_update(state, step), dict(WITHOUT_UPDATE)
                 else:
                     state, metrics = self.step_for(step)(state, batch)
-                yield Replayed(step, state, metrics)
+                yield ReplayedStep(step, state, metrics)
                 if step < until:
                     state = self._with_commands(state, step)
 
@@ -134,7 +134,7 @@ class Replay:
         return self.schedule.put_into(state)
 
 
-def open_replay(directory: Path, recipe: Recipe, first: int, *, progress: Tell = None) -> Replay:
+def open_replay(directory: Path, recipe: Recipe, first: int, *, progress: Tell = None) -> ReplayedRun:
     """Return a run that can be trained on from the checkpoint of step `first`, or from its beginning if that is 0.
 
     Raises:
@@ -164,7 +164,7 @@ def open_replay(directory: Path, recipe: Recipe, first: int, *, progress: Tell =
     schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=state.live)
     commands = tuple(missed_commands(issued_commands(directory), schedule, first=first))
     left_out = frozenset(left_out_steps(directory))
-    return Replay(recipe, cache, data, program, state, schedule, commands, left_out, first)
+    return ReplayedRun(recipe, cache, data, program, state, schedule, commands, left_out, first)
 
 
 class Comparison(NamedTuple):
@@ -249,7 +249,7 @@ def logged_steps(directory: Path, manifest: Manifest | None, *, first: int, last
     return found
 
 
-def _metric_differences(replayed: Replayed, logged: dict[str, float]) -> list[str]:
+def _metric_differences(replayed: ReplayedStep, logged: dict[str, float]) -> list[str]:
     found = metrics_of(jax.device_get(replayed.metrics))
     return [
         f"step {replayed.step}: {name} was {logged[name]!r} and is {value!r}"
@@ -258,7 +258,7 @@ def _metric_differences(replayed: Replayed, logged: dict[str, float]) -> list[st
     ]
 
 
-def _state_differences(directory: Path, replayed: Replayed) -> list[str]:
+def _state_differences(directory: Path, replayed: ReplayedStep) -> list[str]:
     state = without_frozen(replayed.state)
     saved = restore.restore(store.directory_of(directory) / str(replayed.step), state)
     as_bytes: Callable[[Any], bytes] = lambda leaf: np.asarray(plain(leaf)).tobytes()  # noqa: E731 (NaN equals NaN)

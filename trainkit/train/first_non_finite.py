@@ -27,7 +27,7 @@ _LOOPS = {"stack.py": "layer", "encoder_decoder.py": "layer", "gradients.py": "m
 
 
 @dataclass(frozen=True)
-class Origin:
+class BrokenOperation:
     """An operation whose result is not finite although its operands are."""
 
     found: str
@@ -50,7 +50,7 @@ class Origin:
 
 @dataclass
 class _Search:
-    origins: dict[str, Origin] = field(default_factory=dict)
+    origins: dict[str, BrokenOperation] = field(default_factory=dict)
     loops: tuple[tuple[str, int], ...] = ()
 
 
@@ -58,7 +58,7 @@ class _FoundError(Exception):
     """The search is over."""
 
 
-def find_origins(function: Callable[..., Any], *arguments: Any) -> list[Origin]:
+def find_origins(function: Callable[..., Any], *arguments: Any) -> list[BrokenOperation]:
     """Return the first operation whose result is an infinity, and the first whose result is NaN, in their order.
 
     An operand that is already broken makes no origin of its operation. Infinities may be intended, as in a mask.
@@ -128,7 +128,9 @@ def _look(search: _Search, equation: JaxprEqn, operands: list[Any], results: lis
         if found in search.origins or not any(map(_any(is_broken), results)) or any(map(_any(was_broken), operands)):
             continue
         backward = "transpose(" in str(equation.source_info.name_stack)
-        search.origins[found] = Origin(found, equation.primitive.name, _place(equation), backward, search.loops)
+        search.origins[found] = BrokenOperation(
+            found, equation.primitive.name, _place(equation), backward, search.loops
+        )
     if any(map(_any(jnp.isnan), results)):
         raise _FoundError
 
