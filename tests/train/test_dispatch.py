@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import pytest
 import trainer
 from jax._src.array import ArrayImpl
+from sample_recipe import write
 
+from trainkit.plan import Devices, make_plan
 from trainkit.recipe.toml.load import load
+from trainkit.run import prepare
 from trainkit.run.attempt import attempt
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
+from trainkit.train.planning import needs_room_to_compile
 from trainkit.train.program import Program
 
 STEPS = 8
@@ -63,18 +69,61 @@ class Waits:
             self.read[-1].add(id(array))
 
 
-def test_between_two_steps_the_host_reads_the_metrics_of_the_step_before_and_waits_for_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Attempt(NamedTuple):
+    """What was seen of an attempt."""
+
+    waits: Waits
+    order: list[str]
+    """What was made before the first step, in this order."""
+
+
+@pytest.fixture(scope="module")
+def attempted(tmp_path_factory: pytest.TempPathFactory) -> Attempt:
+    """A whole attempt in this process, on a device whose memory the state crowds."""
+    place, order = tmp_path_factory.mktemp("attempt"), list[str]()
     recipe = trainer.BARE.replace("steps = 24", f"steps = {STEPS}").replace("keep_every = 6", f"keep_every = {STEPS}")
-    trainer.workplace(tmp_path, recipe)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    directory = create(load(Path("tiny.toml"), []))
-    waits = Waits(monkeypatch)
-    assert attempt(directory, Start()) == 0
-    assert len(waits.read) == STEPS
-    assert waits.read[0] == set(), "nothing is known after the first step is dispatched"
+    trainer.workplace(place, recipe)
+
+    def noting(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            order.append(what)
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(prepare, "needs_room_to_compile", lambda plan: True)
+        patch.setattr(prepare, "with_statistics", noting("the step", prepare.with_statistics))
+        patch.setattr(prepare, "initial_state", noting("the state", prepare.initial_state))
+        directory = create(load(Path("tiny.toml"), []))
+        waits = Waits(patch)
+        assert attempt(directory, Start()) == 0
+    return Attempt(waits, order)
+
+
+def test_between_two_steps_the_host_reads_the_metrics_of_the_step_before_and_waits_for_nothing_else(
+    attempted: Attempt,
+) -> None:
+    read, metrics = attempted.waits.read, attempted.waits.metrics
+    assert len(read) == STEPS
+    assert read[0] == set(), "nothing is known after the first step is dispatched"
     for step in range(1, STEPS - 1):
-        assert waits.read[step] == waits.metrics[step - 1]
-    assert waits.read[-1] >= waits.metrics[-1], "after the last step, its own too"
+        assert read[step] == metrics[step - 1]
+    assert read[-1] >= metrics[-1], "after the last step, its own too"
+
+
+def test_where_the_state_takes_most_of_a_gpu_the_step_is_compiled_before_it_exists(
+    attempted: Attempt, tmp_path: Path
+) -> None:
+    assert attempted.order == ["the step", "the state"]
+    recipe, used = load(write(tmp_path), []).recipe, Devices(count=1, platform="gpu", kind="x")
+    plan = make_plan(recipe, devices=used, vocab_size=300, data=None)
+    state = plan.total_bytes - plan.step_bytes
+    for memory, crowded in ((1.9 * state, True), (4 * state, False)):
+        there = replace(used, memory_bytes=int(memory))
+        assert needs_room_to_compile(replace(plan, devices=there)) == crowded
+        assert not needs_room_to_compile(replace(plan, devices=replace(there, platform="cpu")))
+    assert not needs_room_to_compile(plan), "the memory is unknown"

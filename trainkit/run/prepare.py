@@ -32,7 +32,7 @@ from trainkit.train.build import build
 from trainkit.train.compilations import compile_apart
 from trainkit.train.control import LiveSchedule
 from trainkit.train.out_of_memory import explain_out_of_memory
-from trainkit.train.planning import log_plan, log_program, plan_of, previous_choice
+from trainkit.train.planning import log_plan, log_program, needs_room_to_compile, plan_of, previous_choice
 from trainkit.train.profile import check_steps
 from trainkit.train.program import Program, compile_smaller, fit_program, with_statistics
 from trainkit.train.reference import Reference, attach_reference, check_reference
@@ -93,7 +93,7 @@ def prepare_training(
     restart: Restart | None = None,
     log: EventLog,
 ) -> Ready:
-    """Plan and compile the step and, meanwhile, make or restore the state.
+    """Plan and compile the step and, meanwhile or after it, make or restore the state.
 
     Args:
         check_data: raises if training would learn nothing. A resumed attempt calls it before its start is accepted; a
@@ -125,7 +125,9 @@ def prepare_training(
     layouts = data.layouts()
     measures = restart is None or restart.measures
     with _in_background(compile_all, stop) as compiling:
-        # XLA compiles without the interpreter's lock, so the state is made or restored meanwhile.
+        # XLA compiles without the interpreter's lock, so the state is made or restored meanwhile where there is room.
+        if needs_room_to_compile(plan):
+            wait([compiling])
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
         first = int(initial.state.step)

@@ -15,6 +15,8 @@ from trainkit.text import format_bytes
 from trainkit.train.build import BuiltStep
 from trainkit.train.program import Program
 
+#: The share of a GPU's usable memory from which on a state leaves XLA too little to try its kernels in.
+CROWDED = 0.5
 #: Stands for data of unknown size where the number of steps does not matter.
 UNKNOWN_SIZE = DataSize(examples=1, tokens=1, documents=1, bytes=1)
 
@@ -44,6 +46,12 @@ def previous_choice(directory: Path, local: Devices) -> Choice | None:
         return Choice(micro=int(plan["batch"]["micro"]), remat=plan["remat"])
     except (KeyError, TypeError, ValueError):  # early versions logged no choice
         return None
+
+
+def needs_room_to_compile(plan: Plan) -> bool:
+    """Return whether the step is compiled before the state exists: XLA tries kernels on a GPU, in its memory."""
+    usable, state = plan.devices.usable_bytes, plan.total_bytes - plan.step_bytes
+    return plan.devices.platform == "gpu" and usable is not None and state > CROWDED * usable
 
 
 def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -> None:
