@@ -26,7 +26,14 @@ from gpu_parts.correctness import check_bits, check_numbers
 from gpu_parts.machine import watch_machine
 from gpu_parts.memory import measure_memory, measure_qlora
 from gpu_parts.place import LIMIT, ROOT, Part, Place
-from gpu_parts.speed import compare_inference, compare_large, compare_llama, compare_small, measure_costs
+from gpu_parts.speed import (
+    compare_inference,
+    compare_large,
+    compare_llama,
+    compare_small,
+    compile_for_several,
+    measure_costs,
+)
 
 PARTS = {
     "1": Part(check_numbers, "attention, gradients, losses, fp8, NF4, experts and whole runs are right: pytest -m gpu"),
@@ -39,6 +46,9 @@ PARTS = {
     "5a": Part(compare_inference, "generation and loading beside transformers and safetensors"),
     "5b": Part(measure_costs, "what checkpoints, the loop, a dashboard and statistics of every step cost"),
     "6": Part(watch_machine, "power and utilisation in the log, rows of a profile, and a step that runs out of memory"),
+    "7": Part(
+        compile_for_several, "transfers of four GPUs overlap with products in the step as it is compiled for them"
+    ),
 }
 #: What a machine for numerical work may lack of what a trainer, its tests and its dashboard import; pip adds what these
 #: need.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpu_parts.place import Place, Row
 
@@ -44,6 +46,18 @@ def compare_inference(place: Place) -> Iterator[Row]:
     yield from place.bench("generate.py", "--torch", place.torch, *(small if place.small else ()))
     small = ("--dtypes", "bfloat16", "--rounds", "1", "--size", "100000000")
     yield from place.bench("load.py", "--torch", place.torch, *(small if place.small else ("--rounds", "2")))
+
+
+def compile_for_several(place: Place) -> Iterator[Row]:
+    """Yield what hides behind products in the step as XLA compiles it for four GPUs; the machine needs none."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    found = (
+        [any(Path(root).glob("xla_cuda*")) for root in (plugins.submodule_search_locations or ())] if plugins else []
+    )
+    if any(found):
+        yield from place.bench("overlap.py", *(("--only", "zero1") if place.small else ()))
+    else:
+        yield Row("overlap.py", "left out: JAX's CUDA plugin is not installed")
 
 
 def measure_costs(place: Place) -> Iterator[Row]:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).parents[2] / "scripts" / "bench"))
 import gpu
 from gpu_parts import place as places
 from gpu_parts.place import Part, Place, Row, table_rows
+from overlap import Transfer, transfers
 
 
 def ran(tmp_path: Path, rows: object, *, seconds: float = 60.0) -> tuple[int, dict]:
@@ -76,6 +78,31 @@ def test_only_packages_that_are_missing_are_unpacked(tmp_path: Path, monkeypatch
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(unpacked), "before"]
 
 
+PROGRAM = """\
+%layer (p: (f32[8])) -> (f32[8]) {
+  %gather-start = (bf16[2]{0}, bf16[8]{0}) all-gather-start(%p), channel_id=1
+  %gemm_fusion_dot.1 = f32[8]{0} fusion(%p), kind=kCustom, backend_config={"kind":"__triton_nested_gemm_fusion"}
+  %add.1 = f32[8]{0} fusion(%gemm_fusion_dot.1), kind=kLoop
+  %product.2 = f32[8]{0} custom-call(%p), custom_call_target="__cublas$lt$matmul"
+  %gather-done = bf16[8]{0} all-gather-done(%gather-start)
+  ROOT %product.3 = f32[8]{0} custom-call(%gather-done), custom_call_target="__cublas$gemm"
+}
+
+ENTRY %main (q: f32[8]) -> f32[8] {
+  %loop = f32[8]{0} while(%q), condition=%cond, body=%layer
+  %all-reduce-start = f32[] all-reduce-start(%loop), channel_id=2
+  ROOT %all-reduce-done = f32[] all-reduce-done(%all-reduce-start)
+}
+"""
+
+
+def test_products_between_the_start_and_the_end_of_a_transfer_are_counted() -> None:
+    assert list(transfers(PROGRAM)) == [
+        Transfer("all-gather", "bf16[8]{0}", loop=True, products=2),
+        Transfer("all-reduce", "f32[]", loop=False, products=0),
+    ]
+
+
 def test_every_part_has_a_name_in_order_and_says_what_it_shows() -> None:
-    assert list(gpu.PARTS) == sorted(gpu.PARTS) and {name[0] for name in gpu.PARTS} == set("123456")
+    assert list(gpu.PARTS) == sorted(gpu.PARTS) and {name[0] for name in gpu.PARTS} == set("1234567")
     assert all(part.shows for part in gpu.PARTS.values()) and places.LIMIT <= 540
