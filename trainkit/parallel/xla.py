@@ -21,20 +21,30 @@ class Flag(NamedTuple):
     """A flag of XLA for a kind of machine, and why it is set there."""
 
     name: str
-    value: str
+    value: str | None
+    """None where XLA's own default is kept."""
     least_gpus: int
     """How many GPUs must train together."""
     reason: str
 
 
-#: Flags that XLA leaves off and that JAX recommends for GPUs (docs.jax.dev, "GPU performance tips"). None is measured
-#: yet. XLA compares Triton's matrix products with cuBLAS's by itself and records most launches in command buffers, so
-#: no flag does. A flag that XLA_FLAGS names keeps the value that it has there.
+#: Decisions about flags that JAX recommends for GPUs (docs.jax.dev, "GPU performance tips"). None is measured yet; what
+#: the first four change in a compiled step, scripts/bench/overlap.py shows. A flag that XLA_FLAGS names keeps the value
+#: that it has there. CPUs and TPUs get none.
 FLAGS = (
     Flag("xla_gpu_enable_latency_hiding_scheduler", "true", 2, "gathers parameters while layers before compute"),
     Flag("xla_gpu_enable_pipelined_all_gather", "true", 2, "gathers for the next layer of a scan, not for this one"),
     Flag("xla_gpu_enable_pipelined_reduce_scatter", "true", 2, "scatters the gradients of the layer before"),
     Flag("xla_gpu_enable_pipelined_all_reduce", "true", 2, "sums the gradients of the layer before"),
+    Flag(
+        "xla_gpu_triton_gemm_any", None, 1, "XLA measures Triton's products beside cuBLAS's and takes the faster ones"
+    ),
+    Flag(
+        "xla_gpu_enable_command_buffer",
+        None,
+        1,
+        "XLA records the launches of most kernels in command buffers by itself",
+    ),
 )
 
 
@@ -46,7 +56,7 @@ def set_flags(*, gpus: int) -> list[Flag]:
     """
     given = os.environ.get("XLA_FLAGS", "")
     named = {word.removeprefix("--").partition("=")[0] for word in given.split()}
-    wanted = [flag for flag in FLAGS if gpus >= flag.least_gpus and flag.name not in named]
+    wanted = [flag for flag in FLAGS if flag.value and gpus >= flag.least_gpus and flag.name not in named]
     chosen = [flag for flag in wanted if all(_knows_flag(library, flag.name) for library in _xla_libraries())]
     if chosen:
         os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(f"--{flag.name}={flag.value}" for flag in chosen)]))
