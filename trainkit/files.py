@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainkit.redaction import redact
+
 _CHUNK = 1 << 20
 _SEAL = re.compile(r',?\s*"checksum": "([0-9a-f]{8})"\s*\}\s*\Z')
 #: A seal is within so many characters of the end; a search of megabytes would take seconds.
@@ -47,15 +49,18 @@ def as_digits(checksum: int) -> str:
 
 
 @contextlib.contextmanager
-def replace_file(path: Path, draft: Path | None = None) -> Iterator[BinaryIO]:
+def replace_file(path: Path, draft: Path | None = None, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path` when the block ends, and is removed if the block raises.
 
     Args:
         draft: where it is written meanwhile, for a place that several processes write; by default `.NAME`.
+        mode: its permissions, less those that the umask takes away.
     """
     draft = draft or path.with_name(f".{path.name}")
     try:
-        with draft.open("wb") as file:
+        if mode != 0o666:  # a draft that a killed process left may have other permissions
+            draft.unlink(missing_ok=True)
+        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -67,15 +72,15 @@ def replace_file(path: Path, draft: Path | None = None) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
-def write(path: Path, content: bytes | str) -> None:
-    """Write or replace a file, whole or not at all, and flush it to the disk. Raises OSError."""
-    with replace_file(path) as file:
+def write(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
+    """Write or replace a file, whole or not at all, and flush it to the disk. `mode` as above. Raises OSError."""
+    with replace_file(path, mode=mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write or replace a file with a JSON object and its checksum. Raises OSError."""
-    write(path, seal(json.dumps(value)))
+    """Write or replace a file with a JSON object, without secrets, and its checksum. Raises OSError."""
+    write(path, seal(redact(json.dumps(value))))
 
 
 def read_json(path: Path) -> dict[str, Any]:

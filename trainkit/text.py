@@ -31,6 +31,10 @@ def neutralise(text: str, *, flowing: bool = False) -> str:
     )
 
 
+class Neutral(str):
+    """Text in which every part from outside is neutral already, such as lines with colours of trainkit's own."""
+
+
 def one_line(text: str) -> str:
     """Return `text` neutralised, with line feeds as `␊`."""
     return neutralise(text).replace("\n", "␊")

@@ -403,6 +403,6 @@ def test_cached_data_is_counted_and_then_planned_with(call, tmp_path):
 def test_an_argument_of_a_command_may_begin_with_a_dash(call, tmp_path):
     make_run(tmp_path / "runs/a")
     code, _, err = call("send", "a", "rate", "-1")
-    assert code == WRONG_INPUT and "a number above 0, such as 0.5, found '-1'" in err
+    assert code == WRONG_INPUT and "a number from 1e-06 to 1,000, such as 0.5, found '-1'" in err
     code, _, err = call("send", "a", "sample", "- an item")
     assert code == WRONG_INPUT and "no process is training this run" in err

@@ -105,8 +105,8 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_sent(server: Server, 
         ("sample", 5, "'sample' needs a PROMPT"),
         ("sample", "\udc80", "the prompt is not UTF-8"),
         *(
-            ("rate", wrong, "'rate' needs a FACTOR of the schedule's learning rate: a number above 0")
-            for wrong in (None, "half", "", 0, -1, "nan", "inf", "-inf", 1e-60, 1e60, 10**400, True, ["y" * 99])
+            ("rate", wrong, "'rate' needs a FACTOR of the schedule's learning rate: a number from 1e-06 to 1,000")
+            for wrong in (None, "half", "", 0, -1, "nan", "inf", "-inf", 1e-7, "1e16", 1001, 10**400, True, ["y" * 99])
         ),
     ],
 )

@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
-from trainkit.text import neutralise
+from trainkit.printer import complain
 
 #: Limit of open files: far more than a run needs, and few enough for programs that close all of them one by one.
 DESCRIPTORS = 1 << 16
@@ -106,8 +106,7 @@ def _print_error(message: str) -> None:
     if os.environ.get("TRAINKIT_DEBUG", "") not in ("", "0"):
         import traceback
 
-        traceback.print_exc()
+        complain(traceback.format_exc().rstrip())
 
     with contextlib.suppress(OSError):  # the terminal may have gone
-        # a file's name or a recipe's text must not move the cursor
-        print(f"error: {neutralise(message, flowing=True)}", file=sys.stderr)
+        complain(f"error: {message}")

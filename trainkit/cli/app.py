@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import trainkit
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.printer import show
 
 #: Every command and the first line of its docstring, in the order of the help, which loads no command to show them.
 COMMANDS = {
@@ -144,10 +145,10 @@ def _show(result: Result, **options: Any) -> None:
     raise typer.Exit(code)
 
 
-def _print(text: object) -> None:
+def _print(text: Any) -> None:
     """Print a result. Raises BrokenPipeError, and TrainkitError if stdout takes no more, as on a full disk."""
     try:
-        print(text)
+        show(text)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -169,7 +170,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"trainkit {trainkit.__version__}")
+        show(f"trainkit {trainkit.__version__}")
         raise typer.Exit()
 
 

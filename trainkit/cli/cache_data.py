@@ -15,7 +15,9 @@ import typer
 
 from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.text import format_bytes, format_count, format_duration, plural
+from trainkit.printer import complain
+from trainkit.redaction import redact
+from trainkit.text import Neutral, format_bytes, format_count, format_duration, one_line, plural
 
 if TYPE_CHECKING:
     from trainkit.data.cache.build import Cache
@@ -89,7 +91,7 @@ def cache_data(
         Path | None,
         typer.Option(metavar="DIRECTORY", help="Also write the tokens as Parquet files.", show_default=False),
     ] = None,
-) -> str | tuple[str, int]:
+) -> Iterator[str] | str | tuple[str, int]:
     """Tokenise the data of a recipe ahead of time."""
     from trainkit.hub.recipe import load
 
@@ -119,7 +121,7 @@ def cache_data(
 
         files = write(cache, parsed.data, export)
         lines.append(f"exported {plural(len(files), 'file')} to {export}")
-    return "\n".join([*lines, *_examples(cache, parsed, show)])
+    return itertools.chain(lines, _examples(cache, parsed, show))
 
 
 @contextmanager
@@ -208,26 +210,35 @@ def masks_legend(*, colour: bool) -> Iterator[str]:
     """Yield what the brackets behind hidden tokens mean."""
     yield "the step learns only the tokens with brackets, and hides them:"
     meanings = {"[masked]": "the mask token replaces it", "[random TOKEN]": "another replaces it", "[kept]": "it stays"}
-    yield "  " + " · ".join(
-        f"{_paint(bracket, _colour_of(bracket)) if colour else bracket} {meaning}"
-        for bracket, meaning in meanings.items()
+    yield Neutral(
+        "  "
+        + " · ".join(
+            f"{_paint(bracket, _colour_of(bracket)) if colour else bracket} {meaning}"
+            for bracket, meaning in meanings.items()
+        )
     )
 
 
-def row_lines(row: ShownRow, *, colour: bool, masks: bool = False) -> Iterator[str]:
-    """Yield a row as lines of text. What is not learned is dim, or between ⟪ and ⟫ without colours.
+def row_lines(row: ShownRow, *, colour: bool, masks: bool = False) -> Iterator[Neutral]:
+    """Yield a row as neutral lines of text, without secrets in its places.
+
+    What is not learned is dim, or between ⟪ and ⟫ without colours.
 
     With `masks`, learned tokens have the colours of `masks_legend`.
     """
     several = isinstance(row.label, list)
     shown = (", ".join(map(str, row.label)) or "none of the classes") if several else row.label
     label = f", label{'s' * several} {shown}" if row.label is not None else ""
-    yield f"row {row.row}: example {row.example} of {row.source}{label}"
+    yield _line(f"row {row.row}: example {row.example} of {row.source}{label}")
     for piece in row.pieces:
         part = f"{piece.part}: " if piece.part else ""
-        yield f"  {part}{piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
+        yield _line(f"  {part}{piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else ""))
         text = "".join(_mark_text(text, learned, colour, masks) for text, learned in piece.runs)
-        yield from (f"    | {line}" for line in text.splitlines())
+        yield from (Neutral(f"    | {line}") for line in text.splitlines())
+
+
+def _line(text: str) -> Neutral:
+    return Neutral(one_line(redact(text)))
 
 
 def _mark_text(text: str, learned: bool, colour: bool, masks: bool) -> str:
@@ -284,7 +295,7 @@ class _Lines:
         amount = self._rate.describe(now)
         if now.done or time.monotonic() - self._last >= EVERY_SECONDS:
             self._last = time.monotonic()
-            print(f"{now.what}: {amount}{', done' if now.done else ''}", file=sys.stderr, flush=True)
+            complain(f"{now.what}: {amount}{', done' if now.done else ''}")
 
 
 class _Rate:

@@ -24,7 +24,7 @@ from trainkit.cli.generation import (
     with_options,
 )
 from trainkit.errors import TrainkitError
-from trainkit.text import neutralise
+from trainkit.printer import harmless, quote, show
 
 if TYPE_CHECKING:
     from trainkit.infer.generator import Generator
@@ -132,7 +132,7 @@ def chat(
         raise TrainkitError(
             "the model is an encoder-decoder, which holds no conversation",
             where=model,
-            hint=f'for the target of one source: trainkit generate {model} "…"',
+            hint=f'for the target of one source: trainkit generate {quote(model)} "…"',
         )
     talk: Talk
     if raw:
@@ -206,8 +206,7 @@ class Session:
 
     def show(self, text: str, *, style: str = "dim") -> None:
         """Print a line that is not part of an answer."""
-        # a file's name or a template's words must not move the cursor
-        self._console.print(neutralise(text, flowing=True), style=style, soft_wrap=True)
+        self._console.print(harmless(text, flowing=True), style=style, soft_wrap=True)
 
     def _command(self, line: str) -> bool:
         word, _, rest = line.partition(" ")
@@ -246,16 +245,16 @@ class Session:
         from trainkit.infer.generator import Request
 
         request = Request(self._talk.prompt(said), new_seed() if self._seed is None else self._seed)
-        reason, text, show = None, "", stream_printable()
+        reason, text, neutral = None, "", stream_printable()
         most, sampling = self._settings.max_tokens, self._settings.sampling
         streaming = self._generator.stream([request], max_tokens=most, sampling=sampling, stop=self._stop)
         with interruptible() as stopped:
             for news in streaming:
                 text, reason = news.answer.text, news.answer.reason
-                print(show(news.text), end="", flush=True)
+                show(neutral(news.text), end="")
                 if stopped():
                     break
-        print(flush=True)
+        show("")
         self._talk.add(said, text)
         if stopped() and reason is None:
             self.show("stopped")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainkit.errors import TrainkitError
+from trainkit.printer import quote
 from trainkit.text import align, format_quantity, neutralise
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def compare(
 
     if len(runs) < 2:
         raise TrainkitError(
-            "compare needs at least two runs, found one", hint=f"name another: trainkit compare {runs[0]} RUN"
+            "compare needs at least two runs, found one", hint=f"name another: trainkit compare {quote(runs[0])} RUN"
         )
     directories = [run_directory(run) for run in runs]
     recipes = [_values(recipe_of(directory).recipe) for directory in directories]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,8 @@ import typer
 from trainkit.cli.arguments import Average, RunOrStep
 from trainkit.cli.cache_data import show_progress
 from trainkit.errors import TrainkitError
-from trainkit.text import format_quantity, neutralise
+from trainkit.printer import complain
+from trainkit.text import format_quantity
 
 EXCLUSIVE = [(option, "--lm-eval", "lm-eval has data of its own") for option in ("--data", "--split")] + [
     ("--predictions", "--lm-eval", "predictions are of the recipe's task")
@@ -87,7 +87,7 @@ def eval(
     use_compile_cache()
 
     def warn(message: str) -> None:
-        print(f"warning: {neutralise(message)}", file=sys.stderr)
+        complain(f"warning: {message}")
 
     if lm_eval is not None:
         harness = _harness()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from trainkit.cli.arguments import Average, RunOrStep
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.printer import complain, quote
 from trainkit.text import format_bytes, plural
 
 NEEDS = [("--private", "--push")]
@@ -98,7 +98,7 @@ def _adapter(
             "the adapter's base is a directory of this machine: others could not load it, and would see its path",
             where="--push",
             hint="omit --push, set base_model_name_or_path in OUT/adapter_config.json to the base's hub id, and upload"
-            f" that: hf upload {push} OUT",
+            f" that: hf upload {quote(push)} OUT",
         )
     from trainkit.export.adapter import export_adapter as write
 
@@ -115,7 +115,7 @@ def _adapter(
         message += (
             "\nit was trained on its base in 4 bit (nf4) and gives other answers on the unquantised base. For an"
             " unquantised model with the answers of training, merge it into the dequantised base:"
-            f" trainkit export {run} OUT --format hf"
+            f" trainkit export {quote(run)} OUT --format hf"
         )
     return done | {"difference": 0.0}, message
 
@@ -133,7 +133,7 @@ def _push(directory: Path, repository: str, *, private: bool, step: int) -> str:
 
     hub = HfApi()
     try:
-        print(f"uploading to {repository}", file=sys.stderr)
+        complain(f"uploading to {repository}")
         hub.create_repo(repository, private=private, exist_ok=True)
         done = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message=f"Step {step}")
     # the hub's client and its HTTP library each raise what they like

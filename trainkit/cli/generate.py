@@ -25,6 +25,7 @@ from trainkit.cli.generation import (
     with_options,
 )  # fmt: skip
 from trainkit.errors import TrainkitError
+from trainkit.printer import printable_json, show
 
 #: Sequences that are continued at once.
 BATCH = 16
@@ -81,18 +82,17 @@ def generate(
     generator.check([request.ids for request in requests[::count]])  # all of them before the first is continued
     sampling, most, stop = settings.sampling, settings.max_tokens, options.stop or []
     if len(requests) == 1 and not json:
-        show = stream_printable()
+        neutral = stream_printable()
         for news in generator.stream(requests, max_tokens=most, sampling=sampling, stop=stop):
-            print(show(news.text), end="", flush=True)
-        print(flush=True)
+            show(neutral(news.text), end="")
+        show("")
         return
     for start in range(0, len(requests), BATCH):
         some = slice(start, start + BATCH)
         answers = generator.answers(requests[some], max_tokens=most, sampling=sampling, stop=stop)
         for text, seed, answer in zip(texts[some], seeds[some], answers, strict=True):
             fields = {"prompt": text, "text": answer.text, "reason": answer.reason, "tokens": len(answer.ids)}
-            line = json_format.dumps(fields | {"seed": seed}, ensure_ascii=False) if json else printable(answer.text)
-            print(line, flush=True)
+            show(printable_json(fields | {"seed": seed}) if json else printable(answer.text))
 
 
 def _check_search(options: Options, beams: int, length_penalty: float | None) -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from trainkit.errors import TrainkitError
-from trainkit.text import NeutralStream, neutralise
+from trainkit.printer import complain
+from trainkit.text import Neutral, NeutralStream, neutralise
 
 if TYPE_CHECKING:
     from trainkit.infer.beam_search import BeamSearch
@@ -178,18 +179,19 @@ def settle_beams(
 
 def _note(settings: GenerationSettings) -> GenerationSettings:
     for note in settings.notes:
-        print(neutralise(note), file=sys.stderr)
+        complain(note)
     return settings
 
 
-def printable(text: str) -> str:
+def printable(text: str) -> Neutral:
     """Return a model's text for stdout: on a terminal it must not move the cursor."""
-    return neutralise(text, flowing=True) if sys.stdout.isatty() else text
+    return Neutral(neutralise(text, flowing=True) if sys.stdout.isatty() else text)
 
 
-def stream_printable() -> Callable[[str], str]:
+def stream_printable() -> Callable[[str], Neutral]:
     """Return a function that does the same for a text that comes in pieces."""
-    return NeutralStream().add if sys.stdout.isatty() else str
+    stream = NeutralStream()
+    return lambda piece: Neutral(stream.add(piece) if sys.stdout.isatty() else piece)
 
 
 @contextmanager

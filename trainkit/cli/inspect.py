@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_format
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +13,7 @@ import typer
 from trainkit.cli.arguments import Mode, Overrides
 from trainkit.cli.cache_data import masks_legend, row_lines, show_progress
 from trainkit.errors import TrainkitError
+from trainkit.printer import printable_json, quote
 from trainkit.text import neutralise
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _examine(
     if as_json:
         origins = [origin.in_words() for origin in found.origins]
         facts = {**box, "replayed_from": found.first, "differences": found.differences, "origins": origins}
-        yield json_format.dumps(facts)
+        yield printable_json(facts)
     else:
         yield f"step {box['step']} ({box['action']}): {neutralise(str(box['problem']))}"
         same = "as in the run, bit for bit" if not found.differences else "; ".join(found.differences)
@@ -175,7 +174,7 @@ def _unreadable_source(error: TrainkitError, run: Path, unrecorded: bool) -> Tra
         error.problem,
         where=error.where,
         hint=f"{why}, so inspect needs its sources: restore them; or, if they have moved, say where they are now:"
-        f" trainkit inspect {run} --set data.train.0.path=PATH",
+        f" trainkit inspect {quote(run)} --set data.train.0.path=PATH",
         exit_code=error.exit_code,
     )
 
@@ -207,7 +206,9 @@ def _load(what: str, overrides: Sequence[str], mode: str) -> tuple[Loaded, Path 
 
 def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: bool) -> Iterator[str]:
     if as_json:
-        yield from (json_format.dumps(asdict(row), ensure_ascii=False) for row in batch[:rows])
+        from trainkit.data.show import as_shared
+
+        yield from (printable_json(as_shared(row)) for row in batch[:rows])
         return
     of = f" of {recipe.data.sequence_length} positions" if recipe.data.sequence_length else ""
     step, most = batch[0].step, rows or ROWS

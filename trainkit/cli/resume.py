@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RunOrStep
 from trainkit.errors import DONE, TrainkitError
-from trainkit.text import neutralise
+from trainkit.printer import complain
 
 if TYPE_CHECKING:
     from trainkit.run.resume import Resumption
@@ -62,7 +61,7 @@ def resume(
             raise_rate=raise_rate,
         )
         for note in resumption.notes:
-            print(note, file=sys.stderr)
+            complain(note)
         prepared.append(resumption)
         return resumption.start
 
@@ -71,7 +70,7 @@ def resume(
     except TrainkitError as finished:
         if finished.exit_code != DONE:
             raise
-        print(neutralise(str(finished), flowing=True), file=sys.stderr)  # so that a loop of retries ends
+        complain(str(finished))  # so that a loop of retries ends
         return DONE
     loaded = prepared[0].loaded if prepared else recipe_of(directory)
     return follow(directory, start, loaded, plain=plain, json=json, detach=detach)

@@ -26,6 +26,7 @@ from trainkit.cli.arguments import (
     steps_of,
 )
 from trainkit.errors import DONE, FAILED, WRONG_INPUT, TrainkitError
+from trainkit.printer import complain, show
 
 if TYPE_CHECKING:
     from trainkit.events.schema import Event
@@ -91,7 +92,7 @@ def run(
         else:
             loaded = replace(loaded, recipe=_shorten(loaded.recipe))
         for note in notes(loaded.recipe) if hosts.is_first() else ():
-            print(f"note: {note}", file=sys.stderr)
+            complain(f"note: {note}")
         if not smoke and (requeued := hosts.from_first(lambda: run_of_requeued_job(loaded))) is not None:
             return _continue(requeued, start, plain=plain, json=json, detach=detach, restarts=restarts)
         run_directory = hosts.from_first(lambda: create(loaded))
@@ -124,7 +125,7 @@ def _continue(directory: Path, start: Start, *, plain: bool, json: bool, detach:
     from trainkit.rundir.directory import recipe_of
 
     if hosts.from_first(lambda: last_end(directory)) == "finished":
-        print(f"the run of this job is finished: {directory}", file=sys.stderr)
+        complain(f"the run of this job is finished: {directory}")
         return DONE
 
     def notes() -> tuple[str, ...]:
@@ -135,7 +136,7 @@ def _continue(directory: Path, start: Start, *, plain: bool, json: bool, detach:
 
     said = hosts.from_first(notes)
     for note in said if hosts.is_first() else ():
-        print(f"this job was requeued: {note}", file=sys.stderr)
+        complain(f"this job was requeued: {note}")
     return follow(directory, start, recipe_of(directory), plain=plain, json=json, detach=detach, restarts=restarts)
 
 
@@ -169,7 +170,7 @@ def follow(
     trainer = spawn(directory, start, restarts=restarts)
     if detach:
         how = f"trainkit watch {as_typed(directory)}"
-        print(f"{directory.name} is training as process {trainer.pid}; to watch it: {how}", file=sys.stderr)
+        complain(f"{directory.name} is training as process {trainer.pid}; to watch it: {how}")
         return DONE
     terminal.watch(directory)
     code = trainer.poll()
@@ -230,7 +231,7 @@ class EventPrinter:
                 self._file.write(f"{line}\n".encode(errors="replace"))
             if self._has_reader and number < shown:
                 try:
-                    print(line, flush=True)
+                    show(line)
                 except OSError:  # the reader or the terminal has gone, or the disk is full
                     self._has_reader = False
                     # also for what is left in the buffer, which the interpreter flushes when it exits

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainkit.errors import TrainkitError
+from trainkit.printer import quote
 from trainkit.text import align, format_bytes, format_duration, format_quantity, neutralise, plural
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def runs(
         return _compact([directory / name for name, _, _ in shown], yes=yes)
     if not shown:
         if is_run(directory):
-            return f"{directory} is a run itself: trainkit watch {directory}"
+            return f"{directory} is a run itself: trainkit watch {quote(directory)}"
         return f"no runs in {directory}"
     shown.sort(key=lambda run: run[1].last_event or 0.0)
     now = time.time()
@@ -78,7 +79,7 @@ def _compact(directories: list[Path], *, yes: bool) -> str:
         if sizes.after > WORTHWHILE * sizes.before:
             continue
         if behind := not_copied(run, sizes.before):
-            waiting.append(f"{run.name}: {' and '.join(behind)} lacks a part of its log: trainkit track {run}")
+            waiting.append(f"{run.name}: {' and '.join(behind)} lacks a part of its log: trainkit track {quote(run)}")
             continue
         if yes:
             sizes = compact(run, moved=partial(have_moved, run, sizes.before))

@@ -8,6 +8,7 @@ import typer
 
 from trainkit.cli.arguments import RunName
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.printer import quote
 
 # a prompt may begin with a dash, and a negative factor gets its own error message
 CONTEXT = {"ignore_unknown_options": True}
@@ -38,5 +39,6 @@ def send(
 
     reply = commands.send(run_directory(run), command, argument)
     if not reply.ok:
-        raise TrainkitError(reply.detail, hint=f"to see the run's state: trainkit watch {run} --once", exit_code=FAILED)
+        hint = f"to see the run's state: trainkit watch {quote(run)} --once"
+        raise TrainkitError(reply.detail, hint=hint, exit_code=FAILED)
     return neutralise(reply.detail)

@@ -14,6 +14,7 @@ import typer
 
 from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import DONE, TrainkitError
+from trainkit.printer import complain, harmless
 from trainkit.text import align, format_duration, format_quantity, neutralise, one_line, plural, shorten
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def sweep(
     if leaderboard or plot:
         study.read()
     else:
-        print(f"to watch the trials: trainkit watch {title_of(study)}", file=sys.stderr)
+        complain(f"to watch the trials: trainkit watch {title_of(study)}")
         code = _run(study)
     return "\n".join([*leaderboard_lines(study), *(_plot(study) if plot else [])]), code
 
@@ -73,7 +74,7 @@ def _run(study: Study) -> int:
     from trainkit.search.sweep import run
 
     if not sys.stderr.isatty():
-        return run(study, lambda line: print(neutralise(line), file=sys.stderr, flush=True))
+        return run(study, complain)
     from rich.console import Console
 
     with live_leaderboard(study, Console(stderr=True)) as (report, look):
@@ -97,7 +98,7 @@ def live_leaderboard(study: Study, console: Console) -> Iterator[tuple[Callable[
                 live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
                 shown = time.monotonic()
 
-        yield lambda line: console.print(Text(neutralise(line))), look
+        yield lambda line: console.print(Text(harmless(line))), look
 
 
 def _lines_that_fit(lines: list[str], most: int) -> list[str]:

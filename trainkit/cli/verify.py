@@ -9,7 +9,7 @@ import typer
 
 from trainkit.cli.arguments import RunOrStep
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.text import neutralise
+from trainkit.printer import show
 
 
 def verify(
@@ -43,16 +43,16 @@ def verify(
     for path in found:
         problems = store.verify(path)
         if problems and step is None and not path.is_dir():
-            print(f"{path}: removed by the trainer meanwhile", flush=True)
+            show(f"{path}: removed by the trainer meanwhile")
             continue
         damaged += bool(problems)
         # at once: reading a large checkpoint takes minutes
-        print(f"{path}: {'damaged' if problems else 'ok'}", flush=True)
+        show(f"{path}: {'damaged' if problems else 'ok'}")
         for problem in problems:
-            print(f"  {neutralise(problem)}", flush=True)
+            show(f"  {problem}")
     problems = find_problems(directory) if step is None else []
     for problem in problems:
-        print(neutralise(problem), flush=True)
+        show(problem)
     wrong = bool(damaged or problems)
     if replay is not None and not wrong:
         wrong = not _replay(directory, step, replay)
@@ -67,9 +67,9 @@ def _replay(directory: Path, step: int | None, count: int) -> bool:
     with show_progress() as progress:
         found = compare_replay(directory, step, count, progress=progress)
     which = "other bits" if found.differences else "the same bits"
-    print(f"steps {found.first + 1} to {found.last}, computed again: {which}")
+    show(f"steps {found.first + 1} to {found.last}, computed again: {which}")
     if found.checkpoints and not found.differences:
-        print(f"  also in checkpoint {', '.join(map(str, found.checkpoints))}")
+        show(f"  also in checkpoint {', '.join(map(str, found.checkpoints))}")
     for line in (*found.notes, *found.differences, *(found.machine if found.differences else ())):
-        print(f"  {neutralise(line)}")
+        show(f"  {line}")
     return not found.differences

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainkit.errors import TrainkitError
+from trainkit.printer import quote
 
 EXCLUSIVE = [
     ("--once", "--replay", "a picture shows the newest state"),
@@ -87,7 +88,7 @@ def watch(
 def _browse(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
     from trainkit.dashboard import terminal
 
-    terminal.require_terminal(f"for the same list as text: trainkit runs {directory}")
+    terminal.require_terminal(f"for the same list as text: trainkit runs {quote(directory)}")
 
     def show() -> None:
         from trainkit.dashboard.runs.browse import show

@@ -17,6 +17,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.attempts import lock_holder
 from trainkit.events.commands import SOCKET, Name, Reply, how_to_train_longer, parse_command, send
 from trainkit.events.view import State, View
+from trainkit.printer import quote
 
 if TYPE_CHECKING:
     from trainkit.dashboard.pages import Page
@@ -196,16 +197,16 @@ def without_trainer(state: State, run: Path) -> str:
         case "finished":
             return f"the run is finished; to train it longer: {how_to_train_longer(run)}"
         case "stopped" | "interrupted" | "failed" | "crashed":
-            return f"the run {ENDED[state]}; to continue it: trainkit resume {run}"
+            return f"the run {ENDED[state]}; to continue it: trainkit resume {quote(run)}"
     return ""
 
 
 def farewell(run: Path, state: State | Literal["replayed"]) -> str:
     """Return what to print when the dashboard has closed: the run's state, how to come back and how to stop it."""
-    back = f"  come back:  trainkit watch {run}"
+    back = f"  come back:  trainkit watch {quote(run)}"
     match state:
         case "replayed":
-            return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
+            return f"left the replay of {run}\n  see it again:  trainkit watch {quote(run)} --replay"
         case "waiting" | "starting" | "caching" | "compiling" if not (run / SOCKET).exists():
             # the log may not know the process
             if (trainer := lock_holder(run)) is None:
@@ -215,8 +216,8 @@ def farewell(run: Path, state: State | Literal["replayed"]) -> str:
         case "finished":
             return f"the run is finished: {run}"
         case "stopped" | "interrupted" | "failed" | "crashed":
-            return f"the run {ENDED[state]}; to continue it:  trainkit resume {run}"
-    return f"detached; the run continues\n{back}\n  stop it:    trainkit send {run} stop"
+            return f"the run {ENDED[state]}; to continue it:  trainkit resume {quote(run)}"
+    return f"detached; the run continues\n{back}\n  stop it:    trainkit send {quote(run)} stop"
 
 
 def present_rate(view: View) -> str:

@@ -26,6 +26,7 @@ from trainkit.dashboard import preferences
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages import require_page
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.printer import show
 from trainkit.rundir.follow import Replay
 from trainkit.text import one_line
 
@@ -66,7 +67,7 @@ class Guarded(Server):
         return guarded
 
     async def on_startup(self, app: web.Application) -> None:
-        print(f"{self.title} is at {self.address}   (ctrl-c stops the server)", flush=True)
+        show(f"{self.title} is at {self.address}   (ctrl-c stops the server)")
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
-from trainkit.text import neutralise
+from trainkit.printer import complain, quote
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -53,7 +53,7 @@ def watch(
     """
     if not run_directory.is_dir():
         raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
-    require_terminal(f"one picture of it as text: trainkit watch {run_directory} --once")
+    require_terminal(f"one picture of it as text: trainkit watch {quote(run_directory)} --once")
 
     def show() -> None:
         from trainkit.dashboard import preferences
@@ -79,7 +79,7 @@ def watch(
             raise SystemExit(128 + dashboard.signal)
         if dashboard.return_code:
             raise SystemExit(dashboard.return_code)
-        print(neutralise(farewell(run_directory, "replayed" if replay else dashboard.state)), file=sys.stderr)
+        complain(farewell(run_directory, "replayed" if replay else dashboard.state))
 
     run_guarded(show)
 
@@ -129,7 +129,7 @@ def run_guarded(show: Callable[[], None]) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal may have gone as well
             os.write(sys.stdout.fileno(), RESTORE)
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, before)
-            print(f"the viewer was killed by signal {-code}; the run continues without it", file=sys.stderr)
+            complain(f"the viewer was killed by signal {-code}; the run continues without it")
         code = 128 - code
     if code != DONE:
         raise SystemExit(code)
@@ -161,7 +161,7 @@ def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except TrainkitError as error:
-        print(neutralise(f"error: {error}"), file=sys.stderr)
+        complain(f"error: {error}")
         code = error.exit_code
     except BaseException:
         traceback.print_exc()

@@ -31,6 +31,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat, Prompt
 from trainkit.recipe.sections.source import HuggingFace, RowSource, Source, Tokens, document_of
 from trainkit.recipe.sections.stages import mixture_stages
+from trainkit.redaction import redact
 
 NAME = "data.json"
 #: Files that an error names.
@@ -127,8 +128,8 @@ def _differences(recorded: Recorded, cache: Cache) -> tuple[str, bool]:
     differences: list[str] = []
     gone = 0
     for name, units in zip(recorded.ledgers, cache.units["train"], strict=False):
-        before = {file["name"]: file for file in ledger.files_of(cache.directory, name) or ()}
-        now = {f.name: (f, c) for unit in units for f, c in zip(unit.files, unit.contents, strict=True)}
+        before = {redact(file["name"]): file for file in ledger.files_of(cache.directory, name) or ()}
+        now = {redact(f.name): (f, c) for unit in units for f, c in zip(unit.files, unit.contents, strict=True)}
         for name, file in before.items():
             if name not in now:
                 differences.append(f"{file['path']} is gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.documents.labels import labels_of
 from trainkit.recipe.sections.source import document_of
+from trainkit.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class ShownRow:
     example: int
     label: Any
     pieces: tuple[ShownPiece, ...]
+
+
+def as_shared(row: ShownRow) -> dict[str, Any]:
+    """Return a row as JSON values, without secrets in the places that its text comes from; the text itself is data."""
+    fields = asdict(row)
+    pieces = [piece | {"where": redact(piece["where"])} for piece in fields["pieces"]]
+    return fields | {"source": redact(row.source), "pieces": pieces}
 
 
 class HiddenTokens(NamedTuple):

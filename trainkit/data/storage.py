@@ -29,6 +29,7 @@ import numpy as np
 
 from trainkit import files
 from trainkit.errors import TrainkitError
+from trainkit.redaction import redact
 
 _TEMPORARY = ".tmp-"
 #: The file of a cache that each process which uses the cache locks, together with others.
@@ -83,7 +84,7 @@ def write_file(path: Path) -> Iterator[BinaryIO]:
 def write_json(path: Path, value: Any) -> None:
     """Write or replace a file with a JSON object and its checksum, for `files.read_json`. Raises TrainkitError."""
     with write_file(path) as out:
-        out.write(files.seal(json.dumps(value, indent=1)).encode())
+        out.write(files.seal(redact(json.dumps(value, indent=1))).encode())
 
 
 class _Guarded:

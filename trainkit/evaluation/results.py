@@ -20,6 +20,7 @@ from trainkit.data.storage import write_file
 from trainkit.events.log import as_logged
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
+from trainkit.redaction import redact
 
 DIRECTORY = "results"
 #: How many tokens of a text predictions show: from its beginning, and on both sides of a token.
@@ -208,7 +209,7 @@ def write_results(
     }
     record |= details
     with write_file(path) as file:
-        file.write(json.dumps(record, indent=1).encode() + b"\n")
+        file.write(redact(json.dumps(record, indent=1)).encode() + b"\n")
     return path
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.attempts import lock_holder, resumed_step
 from trainkit.events.log import last_end, of_kinds
 from trainkit.events.schema import FOREIGN
+from trainkit.printer import quote
 from trainkit.text import shorten
 
 #: The socket's file in the run directory.
@@ -37,12 +37,14 @@ FINISH: Name = "finish"
 COMMANDS: tuple[Name, ...] = tuple(name for name in get_args(Name) if name != FINISH)
 #: The argument of a command, as a person types it; the other commands have none.
 ARGUMENTS: dict[Name, str] = {"sample": "PROMPT", "rate": "FACTOR"}
+#: The least and the greatest factor of the learning rate.
+FACTORS = (1e-6, 1e3)
 #: Commands that change what is learned: without them a resumed run would end elsewhere.
 CHANGING: tuple[Name, ...] = ("rate", "decay", FINISH)
 
 
 class Command(NamedTuple):
-    """A command with its argument: a prompt, a factor above 0, the step at which to end, or None."""
+    """A command with its argument: a prompt, a factor within `FACTORS`, the step at which to end, or None."""
 
     name: Name
     argument: str | float | None = None
@@ -107,13 +109,14 @@ def _prompt(argument: object) -> str:
 def _factor(argument: object) -> float:
     try:
         factor = float(argument) if isinstance(argument, str | float | int) else math.nan
-        (rounded,) = struct.unpack("f", struct.pack("f", factor))  # the precision of the step
     except (ValueError, OverflowError):
-        rounded = math.nan
-    if isinstance(argument, bool) or not 0 < rounded < math.inf:
+        factor = math.nan
+    least, greatest = FACTORS
+    if isinstance(argument, bool) or not least <= factor <= greatest:
         found = "" if argument is None else f", found {shorten(repr(argument))}"
         raise TrainkitError(
-            f"'rate' needs a FACTOR of the schedule's learning rate: a number above 0, such as 0.5{found}",
+            f"'rate' needs a FACTOR of the schedule's learning rate: a number from {least:g} to {greatest:,.0f}, such"
+            f" as 0.5{found}",
             hint="1 restores the learning rate of the schedule",
         )
     return factor
@@ -142,8 +145,15 @@ def issued_commands(run_directory: Path) -> list[IssuedCommand]:
 def _command_in(fields: Mapping[str, Any]) -> IssuedCommand | None:
     """Return the command in these fields; None if it changed nothing, or if no trainer wrote them."""
     try:
-        name, argument = fields["command"], fields.get("argument")
-        command = Command(FINISH, int(fields["argument"])) if name == FINISH else parse_command(name, argument)
+        name: Any = fields["command"]
+        argument: Any = fields.get("argument")
+        match name:
+            case "finish":
+                command = Command(FINISH, int(argument))
+            case "rate" if not isinstance(argument, bool) and 0 < float(argument) < math.inf:
+                command = Command("rate", float(argument))  # an earlier version had no `FACTORS`
+            case _:
+                command = parse_command(name, argument)
         return IssuedCommand(command, int(fields["step"]), int(fields["attempt"])) if command.name in CHANGING else None
     except (TrainkitError, *FOREIGN):
         return None
@@ -178,7 +188,8 @@ def send(run_directory: Path, name: str, argument: str | float | None = None, *,
                 f"no answer to '{name}' within {timeout:g} seconds",
                 where=str(run_directory),
                 hint="the trainer answers between steps: while it compiles, evaluates or takes a long step, you"
-                f" have to wait. It will still carry out the command. To watch it: trainkit watch {run_directory}",
+                " have to wait. It will still carry out the command. To watch it:"
+                f" trainkit watch {quote(run_directory)}",
                 exit_code=FAILED,
             ) from None
         except ConnectionResetError:
@@ -190,14 +201,14 @@ def send(run_directory: Path, name: str, argument: str | float | None = None, *,
         raise TrainkitError(
             f"the trainer ended before it answered '{name}'",
             where=str(run_directory),
-            hint=f"the log says what happened: trainkit watch {run_directory}",
+            hint=f"the log says what happened: trainkit watch {quote(run_directory)}",
             exit_code=FAILED,
         ) from None
 
 
 def how_to_train_longer(run_directory: Path) -> str:
     """Return the shell command that continues a finished run."""
-    return f"trainkit resume {run_directory} --set train.steps=… --raise-rate"
+    return f"trainkit resume {quote(run_directory)} --set train.steps=… --raise-rate"
 
 
 @contextlib.contextmanager
@@ -239,7 +250,7 @@ def _no_listener(run_directory: Path) -> TrainkitError:
         hint=(
             f"to train it longer: {how_to_train_longer(run_directory)}"
             if finished
-            else f"to continue it: trainkit resume {run_directory}"
+            else f"to continue it: trainkit resume {quote(run_directory)}"
         ),
     )
 

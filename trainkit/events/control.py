@@ -22,6 +22,7 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import LONGEST_LINE, SOCKET, Command, address, parse_command
 from trainkit.events.log import file_of
+from trainkit.printer import quote
 
 #: Seconds that a client has to send its command. One that takes longer, or sends more than `LONGEST_LINE`, is not ours.
 PATIENCE = 5.0
@@ -122,6 +123,8 @@ class Server:
             self._commands.put(PendingCommand(parse_command(*_parse(line.partition(b"\n")[0])), connection))
         except TrainkitError as error:
             _answer(connection, False, error.problem)
+        except RecursionError:  # lists within lists: reading them succeeded, and showing them does not
+            _answer(connection, False, "the command is nested too deeply")
 
 
 class _Door:
@@ -208,7 +211,8 @@ def _remove_stale(socket_file: Path, path: str) -> None:
     raise TrainkitError(
         "another process is training this run",
         where=str(socket_file),
-        hint=f"to watch it: trainkit watch {socket_file.parent}   to stop it: trainkit send {socket_file.parent} stop",
+        hint=f"to watch it: trainkit watch {quote(socket_file.parent)}"
+        f"   to stop it: trainkit send {quote(socket_file.parent)} stop",
     )
 
 

@@ -21,6 +21,7 @@ from trainkit.events.attempts import CurrentEvents, current_events
 from trainkit.events.held import HeldLines
 from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
+from trainkit.redaction import redact
 
 NAME = "events.jsonl"
 #: Beside a log that was made small: which log that is, and up to which attempt its checkpoints know another one.
@@ -80,7 +81,10 @@ class EventLog:
         assert well_formed(event), event
         with self._writing:
             event["t"] = round(time.time(), 3)  # within the lock, so that times never decrease from line to line
-            line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
+            text = json.dumps(event, ensure_ascii=False, allow_nan=False)
+            shared = _without_secrets(text, kind)
+            event = event if shared == text else json.loads(shared)
+            line = shared.encode(errors="replace") + b"\n"
             self._held.keeps |= kind == "step"
             self._held.add(event, line)
             message = self._held.write(self._append_event)
@@ -333,6 +337,13 @@ def parse(lines: bytes, begin: int = 0) -> Iterator[tuple[int, Event]]:
             continue
         if well_formed(event):
             yield place, event
+
+
+def _without_secrets(text: str, kind: str) -> str:
+    """Return the JSON of an event without secrets; a model may write a program, in which keys have values."""
+    if kind == "step" and "://" not in text:  # numbers, of every step
+        return text
+    return redact(text, keys=kind != "sampled")
 
 
 def _refuse(constant: str) -> None:

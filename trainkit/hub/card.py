@@ -10,6 +10,8 @@ import trainkit
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import dumps
+from trainkit.redaction import redact
+from trainkit.text import neutralise
 
 #: The beginning of a URL of a local file, which names no host.
 NO_HOST = ":///"
@@ -150,7 +152,8 @@ def _card(
         "```",
         "",
     ]
-    return "\n".join([*lines, *_results(made.evaluations), *recipe, *_commands(made.commands)]) + "\n"
+    text = "\n".join([*lines, *_results(made.evaluations), *recipe, *_commands(made.commands)])
+    return redact(neutralise(text, flowing=True)) + "\n"
 
 
 def _commands(commands: Sequence[str]) -> list[str]:

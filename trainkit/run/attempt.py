@@ -23,6 +23,7 @@ from trainkit.events.log import EventLog, SilentLog, damage, last_attempt, last_
 from trainkit.events.schema import Event
 from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic, prepare_gpus
+from trainkit.printer import complain
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.rollback import set_bad_aside
 from trainkit.run.start import Start, announce
@@ -217,7 +218,7 @@ def main(arguments: list[str]) -> int:
     try:
         return attempt(Path(directory), start)
     except TrainkitError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from trainkit.checkpoint import store
 from trainkit.checkpoint.provenance import versions_of
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import Cache
-from trainkit.data.show import show
+from trainkit.data.show import as_shared, show
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, as_logged
 from trainkit.parallel import hosts
@@ -82,7 +81,7 @@ class BlackBoxes:
         packed = io.BytesIO()
         np.savez(packed, allow_pickle=False, **dict(self._data.cut_batch(first)))
         files.write(target / "batch.npz", packed.getvalue())
-        rows = (json.dumps(asdict(row), ensure_ascii=False) for row in show(self._cache, self._data, first))
+        rows = (json.dumps(as_shared(row), ensure_ascii=False) for row in show(self._cache, self._data, first))
         files.write(target / "batch.jsonl", "".join(f"{row}\n" for row in rows))
         key = jax.random.key(self._recipe.run.seed)
         keys = {

@@ -12,7 +12,7 @@ from trainkit.events.log import damage, of_kinds
 from trainkit.files import checksum_of
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import Difference, differences
-from trainkit.rundir import recipes
+from trainkit.rundir import kept_secrets, recipes
 from trainkit.rundir.directory import RECIPE, TOKENIZER, as_typed, recipe_of, tokenizer_checksum
 
 
@@ -43,7 +43,7 @@ def trained_recipe(directory: Path, newest: Info | None, present: Loaded) -> tup
     if (copy := _recipe_copy(directory, newest.manifest.recipe)) is None:
         return present, [f"{edited}; the recipe in the checkpoint is damaged too, so the changed keys are unknown"]
     try:
-        return load_resolved(copy), []
+        return load_resolved(copy, secrets=kept_secrets.read(directory)), []
     except TrainkitError as error:  # such as a plugin that is gone
         return present, [f"{edited}; the recipe in the checkpoint cannot be read: {error.problem}"]
 
@@ -54,7 +54,7 @@ def recipe_with(directory: Path, fingerprint: str | None, present: Loaded) -> tu
         return present, fingerprint is not None
     with contextlib.suppress(TrainkitError):  # such as a plugin that is gone
         if copy := _recipe_copy(directory, fingerprint):
-            return load_resolved(copy), True
+            return load_resolved(copy, secrets=kept_secrets.read(directory)), True
     return present, False
 
 

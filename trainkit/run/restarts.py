@@ -18,6 +18,7 @@ from typing import NamedTuple
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED
 from trainkit.events.log import last_attempt, last_step, of_kinds
+from trainkit.printer import complain
 
 #: Seconds before the first restart; each one after it waits twice as long while no checkpoint is added, up to the most.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -39,7 +40,7 @@ def supervise(
     *,
     restarts: int,
     again: Sequence[str] | None = None,
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = complain,
 ) -> int:
     """Run a trainer, and start it again after a failure, at most `restarts` times; return the last exit code.
 

@@ -17,8 +17,10 @@ from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.held import PASSING
 from trainkit.events.log import of_kinds
+from trainkit.printer import quote
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import dumps
+from trainkit.rundir import kept_secrets
 
 RECIPE, TOKENIZER = "recipe.toml", "tokenizer.json"
 #: The directory of exports within a run; each export is named by its step.
@@ -75,6 +77,7 @@ def create(loaded: Loaded) -> Path:
         files.write(draft / RECIPE, dumps(loaded.recipe, loaded.origins, loaded.path))
         if job := os.environ.get("SLURM_JOB_ID"):
             files.write_json(draft / JOB, {"slurm": job})
+        kept_secrets.keep(draft, loaded.recipe)
         draft.rename(directory)
         files.sync_directory(runs)
     except OSError as error:
@@ -102,7 +105,7 @@ def run_of_requeued_job(loaded: Loaded) -> Path | None:
 
 def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
     """Return the recipe in a run's directory, with `overrides` applied. Raises TrainkitError."""
-    return load_resolved(directory / RECIPE, overrides)
+    return load_resolved(directory / RECIPE, overrides, secrets=kept_secrets.read(directory))
 
 
 def tokenizer_checksum(directory: Path) -> str | None:
@@ -145,12 +148,14 @@ def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
     """Write a changed recipe, and keep the one of the attempts so far as `recipe.before-ATTEMPT.toml`."""
     files.write(directory / _before(attempt), (directory / RECIPE).read_bytes())
     files.write(directory / RECIPE, dumps(loaded.recipe, loaded.origins, loaded.path))
+    kept_secrets.keep(directory, loaded.recipe, attempt=attempt)
 
 
 def restore_recipe(directory: Path, *, attempt: int) -> None:
     """Restore the recipe that `replace_recipe` kept for `attempt`, if it kept one."""
     with suppress(FileNotFoundError):
         os.replace(directory / _before(attempt), directory / RECIPE)
+        kept_secrets.restore(directory, attempt=attempt)
         files.sync_directory(directory)
 
 
@@ -264,9 +269,10 @@ def is_training(directory: Path) -> bool:
 
 
 def as_typed(directory: Path) -> str:
-    """Return the path as a person would type it in the working directory."""
+    """Return the path as a person would type it in a shell in the working directory."""
     here = Path.cwd()
-    return str(directory.relative_to(here) if directory.is_relative_to(here) else directory)
+    typed = str(directory.relative_to(here) if directory.is_relative_to(here) else directory)
+    return quote(f"./{typed}" if typed.startswith("-") else typed)
 
 
 def _free_name(runs: Path, name: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
+from trainkit.printer import quote
 from trainkit.rundir.directory import lock_paths, suppress_unsupported
 from trainkit.rundir.summary import ENDED, SummaryReader, is_run
 
@@ -102,7 +103,8 @@ class _Lock:
 
 
 def _at_work(where: str, name: str) -> TrainkitError:
-    return TrainkitError("it is being trained now", where=where, hint=f"stop it first: trainkit send {name} stop")
+    hint = f"stop it first: trainkit send {quote(name)} stop"
+    return TrainkitError("it is being trained now", where=where, hint=hint)
 
 
 def _directories(directory: Path) -> list[str]:

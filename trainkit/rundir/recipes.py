@@ -80,7 +80,7 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
     """
     from trainkit.recipe.toml import schema
     from trainkit.recipe.toml.positions import dotted_key, locate
-    from trainkit.recipe.toml.values import toml_value
+    from trainkit.recipe.toml.values import shown_value
 
     text, table = _parse(path)
     lines, places = text.split("\n"), locate(text)
@@ -89,16 +89,16 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
         node, place = None if _of_unknown_type(key, table) else schema.node_at(key, table), places[key]
         origin = lines[place - 1].rpartition("  # ")[2] if "  # " in lines[place - 1] else f"{path.name}:{place}"
         name = dotted_key(key)
-        entries[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning_of(node) if node else "")
+        entries[name] = RecipeEntry(name, shown_value(key, value), origin, schema.meaning_of(node) if node else "")
     return entries
 
 
 def values(run_directory: Path) -> dict[str, str]:
     """Return every value of a run's recipe, as TOML, by its dotted key. Raises TrainkitError as `entries` does."""
     from trainkit.recipe.toml.positions import dotted_key
-    from trainkit.recipe.toml.values import toml_value
+    from trainkit.recipe.toml.values import shown_value
 
-    return {dotted_key(key): toml_value(value) for key, value in _leaves(_parse(run_directory / FILE)[1], ())}
+    return {dotted_key(key): shown_value(key, value) for key, value in _leaves(_parse(run_directory / FILE)[1], ())}
 
 
 def changed_keys(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
+from trainkit.printer import show
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track import projections
 from trainkit.track.projections import TrackerProgress
@@ -192,7 +193,7 @@ class AimRun:
         try:
             _patiently(lambda: manager.index(self.progress.run), (RocksIOError, TimeoutError))
         except (RocksIOError, TimeoutError) as error:
-            print(f"the index of the Aim repository is in use, `aim up` will bring it up to date: {error}", flush=True)
+            show(f"the index of the Aim repository is in use, `aim up` will bring it up to date: {error}")
 
     def _message(self, level: int, text: str, *, at: float, ordinal: int) -> None:
         from aim.sdk.logging import LogRecord

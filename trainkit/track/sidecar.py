@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
+from trainkit.printer import complain
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import ABOUT, NAMES, Name, enabled_trackers, is_installed, read_progress
 
@@ -137,7 +138,7 @@ def main() -> int:
         follow(arguments.run_directory, arguments.to, Track.model_validate_json(arguments.spec))
     except TrainkitError as error:
         # one line: whoever started this shows the last one
-        print(" ".join(str(error).split("\n")), file=sys.stderr)
+        complain(" ".join(str(error).split("\n")))
         return error.exit_code
     return 0
 

@@ -18,6 +18,7 @@ from trainkit.events.log import Tail
 from trainkit.events.reducer import record
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
+from trainkit.printer import quote
 from trainkit.recipe.sections.outputs import Track
 from trainkit.rundir.directory import read_sweep
 from trainkit.track.projections import (
@@ -56,7 +57,7 @@ def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
         raise TrainkitError(
             f"{ABOUT[name].title} cannot be brought up to date: {error}",
             where=str(run_directory),
-            hint=f"fix that; trainkit track {run_directory} then continues where this stopped",
+            hint=f"fix that; trainkit track {quote(run_directory)} then continues where this stopped",
             exit_code=FAILED,
         ) from error
     progress = read_progress(run_directory, name)
@@ -79,7 +80,7 @@ def _copy_events(run_directory: Path, name: Name, spec: Track) -> bool:
         raise TrainkitError(
             f"{len(copy.problems)} of the events cannot be copied; the first: {copy.problems[0]}",
             where=str(run_directory),
-            hint=f"the others are copied; the log has them all: trainkit watch {run_directory}",
+            hint=f"the others are copied; the log has them all: trainkit watch {quote(run_directory)}",
             exit_code=FAILED,
         )
     return done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from trainkit import files
 from trainkit.errors import FAILED
 from trainkit.events.log import EventLog
+from trainkit.printer import complain
 
 #: An attempt reports at most so many stalls.
 MOST = 5
@@ -93,5 +93,5 @@ def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool =
     if stops:
         ended = "no step was completed for guard.stalled_minutes; resume continues from the newest checkpoint"
         log.write("run_finished", step=log.step, status="failed", exit_code=FAILED, message=ended)
-        print(f"error: {message}; the run was stopped", file=sys.stderr, flush=True)
+        complain(f"error: {message}; the run was stopped")
         os._exit(FAILED)  # the main thread hangs, so nothing can be unwound

@@ -27,6 +27,7 @@ from trainkit.data.sources.units import Unit
 from trainkit.data.storage import write_file
 from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.redaction import redact
 
 #: Text that is encoded at once; bounds memory, and how long Ctrl-C waits.
 _BATCH_BYTES = 1 << 20
@@ -146,7 +147,7 @@ class _Part:
             if reports:
                 with write_file(shards.rejected_path(self._cache, self._keys[split])) as out:
                     for where, why in reports:
-                        out.write(json.dumps({"where": where, "why": why}, ensure_ascii=False).encode() + b"\n")
+                        out.write(redact(json.dumps({"where": where, "why": why}, ensure_ascii=False)).encode() + b"\n")
             done[split] = shards.shard_of(
                 self._unit.labels,
                 key=self._keys[split],

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml.files import SCHEME
+from trainkit.redaction import MASK
 
 #: Suffixes of files that are decompressed while they are read.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
@@ -41,6 +42,12 @@ def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
 
     Without `listings` it is a separate file system object, which does not remember directory listings.
     """
+    if MASK in url:
+        raise TrainkitError(
+            f"its password or token is missing: {MASK} stands in its place",
+            where=url,
+            hint=f"write the secret instead of {MASK}; a run has the secrets of its recipe in its secrets.json",
+        )
     if "::" in url:
         raise TrainkitError("is a chain of URLs, which is not supported", where=url, hint="name the files themselves")
     from fsspec.core import url_to_fs

@@ -19,6 +19,7 @@ from trainkit.data.sources.patterns import Stat, look_again, stat_of, stat_of_di
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.source import FILE_FORMATS, FileFormat
 from trainkit.recipe.spec import import_named
+from trainkit.redaction import redact
 
 #: The formats of files by their names.
 FORMATS = {each.name: each for each in FILE_FORMATS}
@@ -47,8 +48,8 @@ class SourceFile:
     @property
     def key(self) -> str:
         """Return a name that differs between formats, because the same file may be read in two formats, which divide it
-        differently."""
-        return f"{self.kind}:{self.path}"
+        differently. It has no secrets, because it is written to the disk."""
+        return redact(f"{self.kind}:{self.path}")
 
     @property
     def size(self) -> int:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -23,13 +24,19 @@ from trainkit.recipe.toml.layers import Layer, table_at
 from trainkit.recipe.toml.positions import Origin, locate
 from trainkit.text import shorten
 
+#: The most files of which each extends the next.
+MOST_BASES = 50
 
-def read_file(path: Path, chain: tuple[Path, ...] = (), named_at: Origin | None = None) -> Layer:
+
+def read_file(
+    path: Path, chain: tuple[Path, ...] = (), named_at: Origin | None = None, known: dict[Path, Layer] | None = None
+) -> Layer:
     """Return a file merged over what it extends.
 
     Args:
         chain: the files that extend it, the first one first.
         named_at: where the last of these names it.
+        known: the files that were read before, each merged, by their real paths.
 
     Raises:
         TrainkitError: the file is missing, unreadable or not TOML, or it extends itself.
@@ -38,10 +45,17 @@ def read_file(path: Path, chain: tuple[Path, ...] = (), named_at: Origin | None 
     led_here = " -> ".join([*map(as_shown, chain[:-1]), *([str(named_at)] if named_at else []), shown])
     try:
         resolved = path.resolve()
-        if resolved in [known.resolve() for known in chain]:
+        if resolved in [above.resolve() for above in chain]:
             raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a name that no file can have
         raise TrainkitError(f"is no path of a file: {error}", where=led_here) from error
+    known = {} if known is None else known
+    if resolved in known:  # many files may extend it, and each of them may be extended by many
+        return deepcopy(known[resolved])
+    if len(chain) >= MOST_BASES:
+        raise TrainkitError(
+            f"is extended by a chain of {MOST_BASES} files", where=str(named_at), hint="put some of them into one file"
+        )
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -58,8 +72,9 @@ def read_file(path: Path, chain: tuple[Path, ...] = (), named_at: Origin | None 
     merged = Layer({}, {}, Origin(shown), text=text)
     for number, base in enumerate(_extends(own)):
         place = own.origins.get(("extends", number), own.origin(("extends",)))
-        merged.put(read_file(path.parent / base, (*chain, path), place))
+        merged.put(read_file(path.parent / base, (*chain, path), place, known))
     merged.put(own)
+    known[resolved] = deepcopy(merged) if chain else merged
     return merged
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -20,10 +21,11 @@ from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_abso
 from trainkit.recipe.toml.ignored_keys import check_ignored_keys
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
 from trainkit.recipe.toml.modes import BUILT_IN, FULL, check_mode, in_mode, take_modes
-from trainkit.recipe.toml.positions import dotted_key
+from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.recorded_values import validate_recorded
-from trainkit.recipe.toml.values import flat
+from trainkit.recipe.toml.values import Secrets, flat, pair
+from trainkit.redaction import redact
 
 if TYPE_CHECKING:
     from trainkit.recipe.toml.plugins import Plugin
@@ -182,13 +184,18 @@ def _complete(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recipe
     return with_absolute_paths(recipe)
 
 
-def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_resolved(path: Path, overrides: Sequence[str] = (), *, secrets: Secrets = MappingProxyType({})) -> Loaded:
     """Return a recipe that `values.dumps` wrote. Its origins are those in its comments, not the lines of this file.
+
+    Args:
+        secrets: the values that were written without their secrets.
 
     Raises:
         TrainkitError: the file is missing, or is not a valid recipe for this version.
     """
     layer = read_file(path)
+    for key, value in secrets.items():
+        _put_secret(layer.table, key, value)
     loaded = _check(layer, path, overrides, resolved=True)
     lines = layer.text.splitlines()
 
@@ -197,6 +204,17 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         return lines[int(line) - 1].rpartition("  # ")[2] or origin if file == as_shown(path) else origin
 
     return replace(loaded, origins={key: first(origin) for key, origin in loaded.origins.items()})
+
+
+def _put_secret(table: Any, key: Key, value: Any) -> None:
+    """Put a value in the place of one that was written without its secret, if that is still there."""
+    for part in key[:-1]:
+        inner = isinstance(table, dict) and part in table
+        if not inner and not (isinstance(table, list) and isinstance(part, int) and part < len(table)):
+            return
+        table = table[part]
+    if isinstance(table, dict) and key[-1] in table and pair(key, table[key[-1]]) == redact(pair(key, value)):
+        table[key[-1]] = value
 
 
 def check_lengths(loaded: Loaded, mode: str) -> None:

@@ -6,11 +6,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import trainkit
 from trainkit.recipe.recipe import Recipe
 from trainkit.recipe.toml.positions import Key, dotted_key
+from trainkit.redaction import redact
+
+#: The values of a recipe that hold a secret, by their keys.
+Secrets: TypeAlias = Mapping[Key, Any]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,21 @@ def differences(old: Recipe, new: Recipe) -> list[Difference]:
 def flat(recipe: Recipe) -> dict[Key, Any]:
     """Return every value by its key. Tables in lists have keys of their own; other lists are values."""
     return dict(_leaves(recipe.model_dump(by_alias=True), ()))
+
+
+def secrets_of(recipe: Recipe) -> Secrets:
+    """Return the values that `dumps` writes without their secrets, such as a URL with a password."""
+    return {key: value for key, value in flat(recipe).items() if pair(key, value) != redact(pair(key, value))}
+
+
+def pair(key: Key, value: Any) -> str:
+    """Return the last name of a key and its value as TOML."""
+    return f"{_key_name(str(key[-1]))} = {toml_value(value)}"
+
+
+def shown_value(key: Key, value: Any) -> str:
+    """Return a value as TOML, without its secrets."""
+    return redact(pair(key, value)).partition(" = ")[2]
 
 
 def toml_value(value: Any) -> str:
@@ -89,7 +108,9 @@ def _words_of(value: Any) -> str:
 
 
 def dumps(recipe: Recipe, origins: Mapping[str, str], path: Path, *, shown: Callable[[str], str] = str) -> str:
-    """Return a resolved recipe as TOML; loading it gives an equal `Recipe`. Keys without a value are omitted.
+    """Return a resolved recipe as TOML, without its secrets; loading it with them gives an equal `Recipe`.
+
+    Keys without a value are omitted.
 
     Args:
         origins: where each value came from, by dotted key; a comment on its line says so.
@@ -98,9 +119,9 @@ def dumps(recipe: Recipe, origins: Mapping[str, str], path: Path, *, shown: Call
     """
 
     def origin(key: Key) -> str:
-        return _printable(shown(origins[dotted_key(key)]))
+        return _printable(redact(shown(origins[dotted_key(key)])))
 
-    lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(shown(str(path)))}"]
+    lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(redact(shown(str(path))))}"]
     lines += _table_lines(_show(recipe.model_dump(by_alias=True), shown), (), origin)
     return "\n".join(lines) + "\n"
 
@@ -121,7 +142,7 @@ def _table_lines(values: dict[str, Any], key: Key, origin: Callable[[Key], str])
     inner = {name: value for name, value in values.items() if _is_table(value) or _is_tables(value)}
     for name, value in values.items():
         if name not in inner and value is not None:
-            yield f"{_key_name(name)} = {toml_value(value)}  # {origin((*key, name))}"
+            yield f"{redact(pair((name,), value))}  # {origin((*key, name))}"
     for name, value in inner.items():
         path = (*key, name)
         header = ".".join(_key_name(part) for part in path if isinstance(part, str))
