@@ -15,6 +15,7 @@ from places import LIMIT
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT
 from trainkit.run import restarts
 from trainkit.run.restarts import supervise
+from trainkit.train.signals import ENDING
 
 #: Writes an attempt into the log, and ends as the next word of the file `ends` says: STEP:EXIT_CODE:REASON.
 TRAINER = """
@@ -39,7 +40,7 @@ sys.exit(int(code))
 @pytest.fixture(autouse=True)
 def no_wait_and_old_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(restarts, "FIRST_WAIT", 0.0)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in ENDING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -80,11 +81,12 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
     assert (code, left, said[-1]) == (FAILED, "4:0:a", "not restarted: it was restarted 2 times")
 
 
-def test_a_signal_reaches_the_trainer_once_and_ends_both(tmp_path: Path) -> None:
-    trainer = """
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_trainer_once_and_ends_both(tmp_path: Path, number: int) -> None:
+    trainer = f"""
 import signal, sys, time
 got = []
-signal.signal(signal.SIGINT, lambda *_: got.append(1))
+signal.signal({int(number)}, lambda *_: got.append(1))
 print("ready", flush=True)
 while not got:
     time.sleep(0.01)
@@ -93,7 +95,7 @@ sys.exit(130 + len(got) - 1)
     command = [sys.executable, "-m", "trainkit.run.restarts", str(tmp_path), "3", sys.executable, "-c", trainer, "then"]
     with subprocess.Popen([*command, "false"], stdout=subprocess.PIPE, text=True, process_group=0) as supervisor:
         assert supervisor.stdout is not None and supervisor.stdout.readline() == "ready\n"
-        supervisor.send_signal(signal.SIGINT)
+        supervisor.send_signal(number)
         assert supervisor.wait(LIMIT) == INTERRUPTED
 
 

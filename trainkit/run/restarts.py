@@ -19,6 +19,7 @@ from trainkit.checkpoint import store
 from trainkit.errors import FAILED
 from trainkit.events.log import last_attempt, last_step, of_kinds
 from trainkit.printer import complain
+from trainkit.train.signals import ENDING
 
 #: Seconds before the first restart; each one after it waits twice as long while no checkpoint is added, up to the most.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -45,7 +46,7 @@ def supervise(
     """Run a trainer, and start it again after a failure, at most `restarts` times; return the last exit code.
 
     A trainer that was stopped, or whose recipe is wrong, is not started again. Nor is one that failed twice at the same
-    step for the same reason without a new checkpoint: it would fail again. SIGTERM and SIGINT are passed on to it.
+    step for the same reason without a new checkpoint: it would fail again. SIGTERM, SIGINT and SIGHUP are passed on.
 
     Args:
         command: starts the trainer.
@@ -79,8 +80,9 @@ class _Child:
     def __init__(self) -> None:
         self.told = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._pass_on)
+        for number in ENDING:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._pass_on)
 
     @property
     def is_told_to_end(self) -> bool:
