@@ -67,6 +67,7 @@ class SpanExamples:
         return packing.PackingCounts(*(sum(column) for column in zip(*(f.counts for f in self._frames), strict=True)))
 
     def read(self, which: np.ndarray, length: int) -> Batch:
+        self._check(which)
         batch = self._empty_batch(which, length)
         of_row = {"example", "filled"} | (set() if self._token_labels else {"labels"})
         for row, example in enumerate(which.tolist()):
@@ -76,7 +77,7 @@ class SpanExamples:
                 places = {name: array[row, place] for name, array in batch.items() if name not in of_row}
                 self._fill(places, number, span)
                 if "labels" in batch and not self._token_labels:
-                    batch["labels"][row] = self._stream.arrays(span.section).label_at(span.start)
+                    batch["labels"][row] = self._stream.unverified_arrays(span.section).label_at(span.start)
                 filled += span.length
             if "filled" in batch:
                 batch["filled"][row] = filled
@@ -102,7 +103,7 @@ class SpanExamples:
 
     def _fill(self, place: Batch, number: int, span: DocumentSpan) -> None:
         """Write a span, the example's `number`-th from 1, into its positions (span.length,) of each array."""
-        arrays, tokens = self._stream.arrays(span.section), self._tokens_of(span)
+        arrays, tokens = self._stream.unverified_arrays(span.section), self._tokens_of(span)
         learned = tokens
         place["tokens"][:] = arrays.tokens[tokens]
         if self._shift:
@@ -129,7 +130,7 @@ class SpanExamples:
         keeps_end = not self._shift and isinstance(spec, Pack | Pad) and spec.eos and spec.too_long == "truncate"
         if not keeps_end or span.length < self._length:
             return tokens
-        arrays = self._stream.arrays(span.section)
+        arrays = self._stream.unverified_arrays(span.section)
         document = int(arrays.ends.searchsorted(arrays.ends.dtype.type(span.start), "right"))
         if document == len(arrays.ends):  # it continues in the next shard
             return tokens
@@ -154,15 +155,22 @@ class SpanExamples:
         return np.concatenate([np.zeros(0, np.int64), *(self._packed(n).longest for n in range(len(self._frames)))])
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
+        self._check(np.array([which]))
         for section, start, count, _ in self._spans(which):
             yield tuple(self._stream.places(self._stream.first_of(section) + start, count + self._shift))
 
     def _spans(self, example: int) -> Iterator[DocumentSpan]:
         section = int(np.searchsorted(self._firsts, example, side="right")) - 1
-        frame = self._packed(section)
+        frame = self._frames[section]
         number = example - int(self._firsts[section])
         for span in range(int(frame.offsets[number]), int(frame.offsets[number + 1])):
             yield DocumentSpan(section, int(frame.starts[span]), int(frame.lengths[span]), int(frame.contexts[span]))
+
+    def _check(self, which: np.ndarray) -> None:
+        """Check the sections of these examples, whose shards and spans may have been written to."""
+        for number in set((np.searchsorted(self._firsts, which, side="right") - 1).tolist()):
+            self._stream.arrays(number)
+            self._packed(number)
 
     def _packed(self, number: int) -> PackedSpans:
         """Return the spans of the examples of a section, made again if their file was written to."""

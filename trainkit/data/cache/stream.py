@@ -144,7 +144,7 @@ class Stream:
         return arrays
 
     def unverified_arrays(self, number: int) -> Arrays:
-        """Return the arrays of a section's whole shard as they are, for what looks at all shards."""
+        """Return the arrays of a section's whole shard as they are, for what looks at all shards or has checked it."""
         self._map()
         return self._arrays[number]
 
@@ -154,21 +154,25 @@ class Stream:
         Rows are gathered one by one, as bytes: with many shards no numpy operation on all rows is faster.
         """
         self._map()
-        self._check_windows(starts, width)
         item, size = self.dtype.itemsize, width * self.dtype.itemsize
         views, sizes, firsts = self._bytes, self._sizes, self._first_bytes
         rows: list[memoryview | bytes] = []
+        used = set()
         for start in (starts * item).tolist():
             number = bisect_right(firsts, start) - 1
             offset = start - firsts[number]
             end = offset + size
+            used.add(number)
             rows.append(views[number][offset:end] if end <= sizes[number] else self._across(number, offset, size))
+        for number in used:  # nothing was read of them yet
+            self._check(number)
         return np.frombuffer(b"".join(rows), self.dtype).reshape(len(starts), width)
 
     def _across(self, number: int, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` of a section on, across sections, with 0 behind the last."""
         parts = []
         while size and number < len(self._bytes):
+            self._check(number)
             part = self._bytes[number][offset : min(offset + size, self._sizes[number])]
             parts.append(part)
             size, number, offset = size - len(part), number + 1, 0
@@ -255,7 +259,7 @@ class Stream:
     def _check_windows(self, starts: np.ndarray, width: int) -> None:
         """Check the sections that hold `width` tokens from each of `starts`."""
         first, last = (np.searchsorted(self._firsts, at, side="right") - 1 for at in (starts, starts + width - 1))
-        for begin, end in np.unique(np.stack([first, last]), axis=1).T.tolist():
+        for begin, end in set(zip(first.tolist(), last.tolist(), strict=True)):
             for number in range(begin, end + 1):
                 self._check(number)
 
