@@ -188,6 +188,14 @@ def test_explain_shows_value_origin_meaning_and_what_is_allowed(call, tmp_path):
     assert (code, out) == (WRONG_INPUT, "") and "it is called learning_rate here" in err
 
 
+def test_explain_without_a_key_lists_the_sections_and_without_a_recipe_asks_for_it(call, tmp_path):
+    write(tmp_path)
+    out = call("explain", "sample.toml")[1]
+    assert "\n[checkpoint]\n  When checkpoints are saved" in out and "\nadapter = not given\n" in out
+    code, out, err = call("explain", "train.steps")
+    assert (code, out) == (WRONG_INPUT, "") and "such as: trainkit explain RECIPE.toml train.steps" in err
+
+
 def test_explain_shows_which_of_overlapping_groups_decides(call, tmp_path):
     write(tmp_path)
     groups = '[{match="*.bias", weight_decay=0.1}, {match="blocks.*", weight_decay=0.2}, {match="*_in.bias"}]'

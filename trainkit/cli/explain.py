@@ -22,19 +22,26 @@ BRIEF = True
 
 def explain(
     recipe: RecipePath,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key such as train.batch_size, or a section.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key such as train.batch_size, or a section.")] = "",
     overrides: Overrides = None,
     mode: Mode = "full",
 ) -> str:
-    """Show a key's meaning, allowed values, value and origin."""
+    """Show a key's meaning, allowed values, value and origin.
+
+    Without a KEY, list the recipe's sections.
+    """
     from trainkit.hub.recipe import load
     from trainkit.recipe.toml import schema
 
+    if not key and recipe.suffix != ".toml" and not recipe.exists():
+        raise TrainkitError("explain needs a recipe", hint=f"such as: trainkit explain RECIPE.toml {recipe}")
     loaded = load(recipe, overrides or [], mode=mode)
     language = type(loaded.recipe)
     values = loaded.recipe.model_dump(by_alias=True)
     if loaded.recipe.sweep is not None:  # it is no part of what a run records
         values["sweep"] = loaded.recipe.sweep.model_dump()
+    if not key:
+        return "\n".join(_sections(values, loaded))
     parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     node = schema.node_at(parts, values, language)
     if node is None:
@@ -55,6 +62,17 @@ def explain(
         if said := schema.meaning_of(child) or (schema.describe(child) if name != "type" else ""):
             lines.append(f"    {said}")
     return "\n".join(lines)
+
+
+def _sections(values: dict[str, Any], loaded: Loaded) -> list[str]:
+    """Return each key at the top of a recipe, and what it is for."""
+    from trainkit.recipe.toml import schema
+
+    lines = []
+    for name, node in schema.keys_of(schema.root(type(loaded.recipe)), values).items():
+        lines.append(_line(name, values.get(name), loaded))
+        lines += [f"  {meaning}" for meaning in _meanings(node, values.get(name))]
+    return lines
 
 
 def _decisions(recipe: Recipe) -> list[str]:
