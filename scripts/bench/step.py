@@ -125,7 +125,7 @@ def main() -> int:
 def settle_environment(*, on_gpu: bool) -> None:
     """For all contenders alike: one GPU, or none though there be one."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     if on_gpu:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     else:
