@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from trainkit.models.layers import Linear, RmsNorm
 from trainkit.models.master_weights import lookup
 from trainkit.models.moe import Experts, Routing
 from trainkit.models.rope import RotaryTables, rotary_tables, rotate, stack_tables
-from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
+from trainkit.models.stack import LanguageModel, parts, positions, residual_scale, scan_kinds
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families import decoder as recipe
 from trainkit.recipe.families.moe import Sparse
@@ -252,8 +252,32 @@ class DecoderModel(LanguageModel):
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
         if counted_BT is None and segments_BT is not None:
             counted_BT = segments_BT > 0
-        width = self.blocks.attention.key_width
-        # an attention rule shared by all layers is a constant, which fast attention supports; others are scanned over
+        x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
+        if self.embedding_scale is not None:
+            x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
+        width, attention = self.blocks.attention.key_width, self.blocks.attention
+
+        def through(
+            x_BTD: Array, block: DecoderBlock, cache: KeyValues | None, window: Window, rotary: RotaryTables
+        ) -> tuple[Array, tuple[KeyValues | None, Routing | None]]:
+            place = LayerContext(at_BT, segments_BT, window, rotary, counted_BT)
+            x_BTD, cache, routing = block(x_BTD, place, cache)
+            return x_BTD, (cache, routing)
+
+        if len(set(self.windows)) > 1 and cache is None and attention.implementation != "blockwise":
+
+            def layer_of_kind(x_BTD: Array, block: DecoderBlock, kind: tuple[int | None, Rope]) -> tuple[Array, Any]:
+                window, rope = kind
+                return through(x_BTD, block, None, window, rotary_tables(rope, width))
+
+            # fast attention supports windows that are constants
+            kinds = tuple(zip(self.windows, self.ropes, strict=True))
+            x_BTD, (_, routing) = scan_kinds(
+                layer_of_kind, kinds, x_BTD, self.blocks, remat=self.remat, segments_BT=segments_BT
+            )
+            return self.final_norm(x_BTD), None, routing
+
+        # what is the same in all layers is a constant; what differs is scanned over
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
         rotary_L = (
             None if len(set(self.ropes)) == 1 else stack_tables([rotary_tables(rope, width) for rope in self.ropes])
@@ -262,15 +286,8 @@ class DecoderModel(LanguageModel):
         def layer(x_BTD: Array, of_layer: tuple[DecoderBlock, KeyValues | None, Array | None, RotaryTables | None]):
             block, cache, window, rotary = of_layer
             visible_window = self.windows[0] if window is None else window
-            place = LayerContext(
-                at_BT, segments_BT, visible_window, rotary or rotary_tables(self.ropes[0], width), counted_BT
-            )
-            x_BTD, cache, routing = block(x_BTD, place, cache)
-            return x_BTD, (cache, routing)
+            return through(x_BTD, block, cache, visible_window, rotary or rotary_tables(self.ropes[0], width))
 
-        x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
-        if self.embedding_scale is not None:
-            x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
         x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, rotary_L), segments_BT)
         return x_BTD, cache, routing
 

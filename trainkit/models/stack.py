@@ -6,8 +6,9 @@ Shapes as in `layers.py`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, Protocol, TypedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import equinox as eqx
 import jax
@@ -23,6 +24,8 @@ from trainkit.models.layers import logits
 from trainkit.models.remat import block_input, rematerialise
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import Transformer
+
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 class Heads(Protocol):
@@ -161,6 +164,88 @@ def scan_layers(
 
     A probe gets the reports of the layers by the name of the `stack`; segment 0 is padding, which they leave out.
     """
+    whole_layer = _with_reports(layer, segments_BT)
+    x_BTD, (made, reports) = jax.lax.scan(rematerialise(whole_layer, remat), x_BTD, each)
+    probe.report_layers(stack, reports)
+    return x_BTD, made
+
+
+def scan_kinds(
+    layer: Callable[[Array, Any, Kind], tuple[Array, Any]],
+    kinds: tuple[Kind, ...],
+    x_BTD: Float[Array, "B T D"],
+    each: Any,
+    *,
+    remat: Remat,
+    segments_BT: Int[Array, "B T"] | None,
+    stack: str = "blocks",
+) -> tuple[Float[Array, "B T D"], Any]:
+    """Return what `scan_layers` returns, for layers that also receive their kind, a constant when compiling.
+
+    Each step of a scan runs as many layers as the pattern of kinds has: see `periods`.
+    """
+    found = []
+    for first, times, period in periods(kinds):
+        run = tuple(
+            rematerialise(
+                _with_reports(partial(_of_kind, layer, kind), segments_BT),
+                remat,
+                in_loop=times > 1,
+            )
+            for kind in kinds[first : first + period]
+        )
+
+        def group(x_BTD: Array, of_group: Any, run: tuple = run) -> tuple[Array, Any]:
+            made = []
+            for member, one_layer in enumerate(run):
+                x_BTD, one = one_layer(x_BTD, jax.tree.map(lambda leaf, member=member: leaf[member], of_group))
+                made.append(one)
+            return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+
+        of_run = jax.tree.map(partial(_grouped, first=first, times=times, period=period), each)
+        x_BTD, made = jax.lax.scan(group, x_BTD, of_run)
+        found.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), made))
+    made, reports = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+    probe.report_layers(stack, reports)
+    return x_BTD, made
+
+
+def periods(kinds: tuple[Hashable, ...]) -> list[tuple[int, int, int]]:
+    """Return a division of the layers into parts whose kinds repeat: the first layer, how often, and the period of each
+    part.
+
+    It compiles the fewest layers: the sum of the periods is the smallest, and then the number of parts.
+    """
+    count = len(kinds)
+    best: list[tuple[int, int, list[tuple[int, int, int]]]] = [(0, 0, [])] * (count + 1)
+    for first in reversed(range(count)):
+        options = []
+        for period in range(1, count - first + 1):
+            times = 1
+            while kinds[first + times * period : first + (times + 1) * period] == kinds[first : first + period]:
+                times += 1
+            for repeated in range(1, times + 1):
+                compiled, parts, rest = best[first + repeated * period]
+                options.append((compiled + period, parts + 1, [(first, repeated, period), *rest]))
+        best[first] = min(options)
+    return best[0][2]
+
+
+def _of_kind(
+    layer: Callable[[Array, Any, Kind], tuple[Array, Any]], kind: Kind, x_BTD: Array, of_layer: Any
+) -> tuple[Array, Any]:
+    return layer(x_BTD, of_layer, kind)
+
+
+def _grouped(leaf_L: Array, *, first: int, times: int, period: int) -> Array:
+    """Return the part of the layers from `first` on, with axes for the repetition and the layer within the period."""
+    return leaf_L[first : first + times * period].reshape(times, period, *leaf_L.shape[1:])
+
+
+def _with_reports(
+    layer: Callable[[Array, Any], tuple[Array, Any]], segments_BT: Array | None
+) -> Callable[[Array, Any], tuple[Array, Any]]:
+    """Return the layer that also returns what it reports to a probe."""
 
     def whole_layer(x_BTD: Array, of_layer: Any) -> tuple[Array, Any]:
         with probe.one_layer(segments_BT) as reports:
@@ -168,9 +253,7 @@ def scan_layers(
             probe.report_hidden(x_BTD)
         return x_BTD, (made, reports)
 
-    x_BTD, (made, reports) = jax.lax.scan(rematerialise(whole_layer, remat), x_BTD, each)
-    probe.report_layers(stack, reports)
-    return x_BTD, made
+    return whole_layer
 
 
 def parts(
