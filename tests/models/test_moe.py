@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_decoders import SPECS, VOCAB, model, tokens
 
+from trainkit.models import grouped_product
 from trainkit.models.decoder import DecoderModel
-from trainkit.models.moe import Experts, Places, Routing, through_experts
+from trainkit.models.moe import Experts, Places, Routing, blocked_product, through_experts
 from trainkit.parallel import mesh
 from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.tasks.causal_lm import CausalLMTask
@@ -22,7 +24,7 @@ from trainkit.tasks.causal_lm import CausalLMTask
 
 def experts(seed: int = 0, **options: object) -> Experts:
     of = Qwen3Moe(
-        layers=1, hidden=16, heads=2, moe_intermediate=12, **{"experts": 5, "experts_per_token": 3, **options}
+        layers=1, hidden=16, heads=2, **{"moe_intermediate": 12, "experts": 5, "experts_per_token": 3, **options}
     )
     made = Experts.init(of, jax.random.key(seed), residual=0.3)
     return jax.tree.map(lambda leaf: 10 * leaf, made)
@@ -152,3 +154,56 @@ def test_the_routers_loss_changes_gradients_by_its_own_and_no_loss_that_is_shown
     for a, b, c in zip(*(jax.tree.leaves(t) for t in (gradients, plain_gradients, own)), strict=True):
         np.testing.assert_allclose(a, b + weight * c, atol=2e-4 * max(1.0, float(jnp.abs(a).max())))
     assert float(jnp.abs(own.blocks.mlp.router.weight).max()) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_kernels_multiply_each_block_by_its_expert_and_so_are_gradients(dtype: type) -> None:
+    random, expert = np.random.default_rng(0), jnp.asarray([0, 0, 0, 2, 3, 3], jnp.int32)
+    x, weight, dy = (
+        jnp.asarray(random.standard_normal(shape), dtype) for shape in ((6, 16, 64), (5, 64, 32), (6, 16, 32))
+    )
+    expected, backward = jax.vjp(lambda x, weight: blocked_product(x, weight, weight, expert), x, weight)
+    dx, _ = backward(dy)
+    dw = jax.grad(lambda w: (blocked_product(x, weight, w, expert).astype(jnp.float32) * dy).sum())(
+        weight.astype(jnp.float32)
+    )
+    multiply = partial(grouped_product.multiply, interpret=True)
+    near = {"rtol": 1e-2, "atol": 5e-2} if dtype == jnp.bfloat16 else {"atol": 1e-4}
+    for ours, theirs in (
+        (multiply(x, weight, expert), expected),
+        (multiply(dy, weight, expert, transposed=True), dx),
+        (grouped_product.gradient(x, dy, expert, 5, interpret=True), dw),
+    ):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs.astype(jnp.float32), **near)
+    assert not dw[1].any() and not dw[4].any()
+
+
+def test_on_gpus_where_the_kernels_work_experts_use_them_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert grouped_product.why_broken(interpret=True) == ""
+    layer, x = experts(moe_intermediate=16), jax.random.normal(jax.random.key(1), (2, 64, 16), jnp.bfloat16)
+    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer)
+
+    def kernels() -> int:
+        return str(jax.make_jaxpr(jax.grad(lambda x, e: e(x, None)[0].sum(), argnums=(0, 1)))(x, layer)).count(
+            "pallas_call["
+        )
+
+    assert kernels() == 0
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(grouped_product, "why_broken", lambda: "")
+    assert kernels() == 9
+    monkeypatch.setattr(grouped_product, "why_broken", lambda: "no Triton")
+    assert kernels() == 0
+
+
+def test_the_kernels_of_experts_lower_for_cuda() -> None:
+    shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    x, weight, dy = shape((6, 32, 192)), shape((5, 192, 64)), shape((6, 32, 64))
+    expert = jax.ShapeDtypeStruct((6,), jnp.int32)
+    traced = jax.jit(partial(grouped_product._products, interpret=False)).trace(x, weight, dy, expert)
+    try:
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    except RuntimeError as error:  # from jax 0.11 on it asks the GPU what it is
+        pytest.skip(str(error))
+    assert lowered.as_text().count("xla.gpu.triton") == 3

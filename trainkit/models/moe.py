@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from trainkit.models import probe
+from trainkit.models import grouped_product, probe
 from trainkit.models.custom_vjps import gated_silu
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import Weight, exact
@@ -155,7 +155,8 @@ class Places(NamedTuple):
         """In blocks of half the rows that an expert has on average: few places are left over, few blocks are needed."""
         rows = expert_R.size
         half = 1 << max((rows // experts).bit_length() - 2, 0)
-        size = min(max(half, LEAST_ROWS), MOST_ROWS)
+        least = grouped_product.LEAST_TILE if jax.default_backend() == "gpu" else LEAST_ROWS
+        size = min(max(half, least), MOST_ROWS)
         order_R = jnp.argsort(expert_R)
         sorted_R, rows_E = expert_R[order_R], jnp.bincount(expert_R, length=experts)
         blocks_E = -(-rows_E // size)
@@ -206,13 +207,18 @@ ragged_product.defvjp(
 def blocked_product(
     x_JMD: Float[Array, "J M D"], rounded_EDF: Array, master_EDF: Array, expert_J: Int[Array, " J"]
 ) -> Float[Array, "J M F"]:
-    """Return each block times its expert's matrix. The backward pass goes block by block too, and adds to one gradient
-    in place."""
+    """Return each block times its expert's matrix: all at once by kernels where there are any; else block by block,
+    where the backward pass adds to one gradient in place."""
+    if grouped_product.can_multiply(x_JMD, rounded_EDF):
+        return grouped_product.multiply(x_JMD, rounded_EDF, expert_J)
     return jax.lax.map(lambda block: block[0] @ rounded_EDF[block[1]], (x_JMD, expert_J))
 
 
 def _blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> tuple[Array, None, Array, None]:
     x_JMD, weight_EDF, expert_J = residuals
+    if grouped_product.can_multiply(x_JMD, weight_EDF):
+        dw_EDF = grouped_product.gradient(x_JMD, dy_JMF, expert_J, len(weight_EDF))
+        return grouped_product.multiply(dy_JMF, weight_EDF, expert_J, transposed=True), None, dw_EDF, None
 
     def one(dw_EDF: Array, block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         x_MD, dy_MF, expert = block
