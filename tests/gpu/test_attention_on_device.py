@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainkit.models import grouped_product
 from trainkit.models.attention import AttentionSpec, causal_attention
+from trainkit.models.flash_check import why_broken
 from trainkit.parallel.devices import AttentionName, Capabilities, choose_attention
 
 
@@ -62,18 +64,18 @@ def exact(
     return [x.swapaxes(1, 2) for x in (p @ v, ds @ k, dk, dv)]
 
 
-@pytest.mark.parametrize("implementation", ["cudnn", "xla", "blockwise"])
+@pytest.mark.parametrize("implementation", ["cudnn", "pallas", "xla", "blockwise"])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_and_its_gradients_are_as_near_to_float64_as_bfloat16_allows(
     name: str, implementation: AttentionName, on_gpu: bool, device: Capabilities
 ) -> None:
     case = CASES[name]
-    if implementation != "blockwise" and case.softcap is not None:
-        pytest.skip("only blockwise attention has soft caps")
+    if implementation in ("cudnn", "xla") and case.softcap is not None:
+        pytest.skip("only blockwise attention and trainkit's kernels have soft caps")
     if implementation != "blockwise" and not on_gpu:
         pytest.skip(f"{implementation} attention is for GPUs: tests/models compares it on CPUs, where it is possible")
     rows, length, width = (2, 1024, 64) if on_gpu else (1, 96, 16)
-    chosen = choose_attention(device, jnp.bfloat16, width, length, case.documents > 1)
+    chosen = choose_attention(device, jnp.bfloat16, width, length, False)
     if implementation == "cudnn" and chosen.name != "cudnn":
         pytest.skip(chosen.reason)
     random = np.random.default_rng(0)
@@ -99,3 +101,17 @@ def test_attention_and_its_gradients_are_as_near_to_float64_as_bfloat16_allows(
         error = np.asarray(ours, np.float64) - right
         assert np.linalg.norm(error) <= 0.02 * np.linalg.norm(right), what
         assert np.abs(error).max() <= 0.04 * np.abs(right).max(), what
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [64, 80, 128, 256])
+@pytest.mark.usefixtures("needs_gpu")
+def test_the_kernels_of_attention_work_here(width: int, causal: bool) -> None:
+    heads: dict[str, Any] = {"width": width, "heads": 4, "groups": 2, "dtype": "bfloat16", "causal": causal}
+    assert why_broken(**heads, softcap=None, sloped=False) == ""
+    assert why_broken(**heads, softcap=20.0, sloped=True) == ""
+
+
+@pytest.mark.usefixtures("needs_gpu")
+def test_the_kernel_of_experts_works_here() -> None:
+    assert grouped_product.why_broken() == ""

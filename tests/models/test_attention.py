@@ -258,8 +258,32 @@ def test_in_16_bit_with_a_cap_and_slopes_it_is_as_near_to_float32_as_rounding_al
 @pytest.mark.parametrize("platform", ["gpu", "tpu", "cpu"])
 def test_what_no_kernel_has_is_said_by_name(platform: str) -> None:
     device = Capabilities(platform=platform, kind=platform, compute_capability=(9, 0) if platform == "gpu" else None)
-    choice = choose_attention(device, jnp.dtype(jnp.bfloat16), 128, 1024, False, "soft-capped scores")
-    assert choice.name == "blockwise" and ("soft-capped scores" in choice.reason) == (platform != "cpu")
+    choice = choose_attention(device, jnp.dtype(jnp.bfloat16), 128, 1024, False, "biases by distance")
+    assert choice.name == "blockwise" and ("biases by distance" in choice.reason) == (platform != "cpu")
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("gpu", "pallas"), ("tpu", "blockwise"), ("cpu", "blockwise")])
+def test_what_only_our_kernels_have_is_computed_by_them_on_gpus(platform: str, expected: str) -> None:
+    device = Capabilities(platform=platform, kind=platform, compute_capability=(9, 0) if platform == "gpu" else None)
+    choice = choose_attention(device, jnp.dtype(jnp.bfloat16), 128, 1024, False, own="capped scores")
+    assert choice.name == expected and ("capped scores" in choice.reason) == (platform != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("width", "length", "own", "expected", "because"),
+    [
+        (64, 1024, None, "cudnn", "mask"),
+        (64, 1023, None, "xla", "even sequence length"),
+        (64, 1024, "capped scores", "blockwise", "capped scores"),
+        (256, 1024, None, "xla", "heads of 256"),
+    ],
+)
+def test_kernels_that_do_not_work_are_replaced_and_it_is_said(
+    width: int, length: int, own: str | None, expected: str, because: str
+) -> None:
+    device = Capabilities(platform="gpu", kind="H100", compute_capability=(9, 0))
+    choice = choose_attention(device, jnp.dtype(jnp.bfloat16), width, length, True, own=own, broken="no Triton")
+    assert choice.name == expected and because in choice.reason and "no Triton" in choice.fallback
 
 
 def test_blockwise_attention_keeps_nothing_of_what_comes_after_a_block_of_queries() -> None:
@@ -300,12 +324,12 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
     ("platform", "compute", "head_width", "length", "segments", "expected", "because"),
     [
         ("gpu", jnp.bfloat16, 64, 1024, False, "cudnn", "flash attention"),
-        ("gpu", jnp.bfloat16, 64, 1024, True, "cudnn", "mask"),
-        ("gpu", jnp.float16, 128, None, True, "cudnn", "mask"),
+        ("gpu", jnp.bfloat16, 64, 1024, True, "pallas", "packed rows"),
+        ("gpu", jnp.float16, 128, None, True, "pallas", "packed rows"),
         ("gpu", jnp.bfloat16, 64, 1023, False, "cudnn", "flash attention"),
-        ("gpu", jnp.bfloat16, 64, 1023, True, "xla", "even sequence length"),
         ("gpu", jnp.float32, 64, 1024, False, "xla", "float32"),
-        ("gpu", jnp.bfloat16, 136, 1024, False, "xla", "at most 128"),
+        ("gpu", jnp.bfloat16, 136, 1024, False, "pallas", "heads of 136"),
+        ("gpu", jnp.bfloat16, 264, 1024, False, "xla", "at most 256"),
         ("gpu", jnp.bfloat16, 60, 1024, False, "xla", "multiple of 8, found 60"),
         ("tpu", jnp.bfloat16, 128, 1024, True, "splash", "flash attention"),
         ("tpu", jnp.bfloat16, 64, 1024, True, "xla", "multiple of 128, found 64"),

@@ -263,7 +263,8 @@ def test_what_lives_within_a_step_is_part_of_the_whole():
         ("tpu", 4, 512, False),
         ("tpu", 2, 500, False),
         ("gpu", 4, 500, True),
-        ("gpu", 1, 512, False),
+        ("gpu", 1, 512, True),
+        ("gpu", 64, 512, False),
     ],
 )
 def test_the_estimate_keeps_no_probabilities_where_a_flash_attention_is_chosen(platform, heads, length, flash):

@@ -6,6 +6,7 @@ query heads (Ainslie et al. 2023), N = T x H / G queries of one such group, K wi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 import jax
@@ -87,14 +88,18 @@ def causal_attention(
     """Return softmax attention to each position and those before it (Vaswani et al. 2017), within its segment if there
     are any.
 
-    Soft caps, slopes and windows that are arrays are supported only by `blockwise`, which replaces `implementation` for
-    them. Probabilities are dropped only where all of them are computed (`dropped_attention`). Padding is a segment like
-    any other: every position sees at least itself, so all numbers stay finite. The softmax is in float32.
+    Soft caps and slopes are supported only by `blockwise` and `pallas`, windows that are arrays only by `blockwise`,
+    which replaces `implementation` for them. Probabilities are dropped only where all of them are computed
+    (`dropped_attention`). Padding is a segment like any other: every position sees at least itself, so all numbers stay
+    finite. The softmax is in float32.
     """
     probe.report_attention(lambda: _entropy_and_top(q_BTHK, k_BTGK, segments_BT, spec))
     if spec.dropout.is_on:
         return dropped_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, spec)
     rule, window = spec.rule(q_BTHK)
+    if implementation == "pallas":
+        assert window is None, "the kernels need windows that are constants"
+        return _by_kernel(q_BTHK, k_BTGK, v_BTGK, segments_BT, spec, rule)
     if not spec.causal:
         assert spec.softcap is None and spec.slopes_H is None
         return bidirectional_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation, spec=spec)
@@ -122,6 +127,29 @@ def causal_attention(
             return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, rule.window, scale=rule.scale)
         case _:
             assert_never(implementation)
+
+
+def _by_kernel(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
+    segments_BT: Array | None,
+    spec: AttentionSpec,
+    rule: blockwise_attention.Rule,
+) -> Float[Array, "B T H K"]:
+    """Return attention by trainkit's kernels, one device's rows at a time; elsewhere than on GPUs they are
+    interpreted, slowly."""
+    from trainkit.models.flash_attention import flash_attention  # imports Pallas
+
+    attend = partial(
+        flash_attention,
+        scale=rule.scale,
+        softcap=rule.softcap,
+        window=rule.window,
+        causal=spec.causal,
+        interpret=jax.default_backend() != "gpu",
+    )
+    return on_own_rows(attend, q_BTHK, k_BTGK, v_BTGK, segments_BT, spec.slopes_H, whole=(4,))
 
 
 def _entropy_and_top(
@@ -230,7 +258,9 @@ def splash_attention(
         block_kv_dq=block,
     )
     kernel = splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([mask] * h), block_sizes=blocks, interpret=interpret
+        splash.MultiHeadMask([mask] * h),
+        block_sizes=blocks,
+        interpret=interpret,
     )
 
     def attend(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments_BT: Array | None) -> Array:

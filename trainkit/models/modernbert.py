@@ -21,7 +21,7 @@ from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.probe import report_units
 from trainkit.models.rope import RotaryTables, rotary_tables, rotate, stack_tables
-from trainkit.models.stack import residual_scale, scan_layers
+from trainkit.models.stack import residual_scale, scan_kinds, scan_layers
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.families.rope import Rope
@@ -105,19 +105,31 @@ class ModernBertModel(EncoderModel):
     def encode(self, x_BTD: Array, at_BT: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
         """Return the last hidden states, from embeddings of tokens at these positions."""
         width = x_BTD.shape[-1] // self.blocks.attention.heads
-        window_L = jnp.asarray([window or 0 for window in self.windows], jnp.int32)
-        rotary_L = stack_tables([rotary_tables(rope, width) for rope in self.ropes])
         first_L = jnp.arange(len(self.windows)) == 0
         # the scan needs a norm for the first layer too, which does not use it
         norm_L = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:1], leaf]), self.attention_norm)
 
-        def layer(x_BTD: Array, of_layer: Any) -> tuple[Array, None]:
-            block, norm, is_first, window, rotary = of_layer
+        def through(x_BTD: Array, of_layer: Any, window: Window, rotary: RotaryTables) -> tuple[Array, None]:
+            block, norm, is_first = of_layer
             normed_BTD = jnp.where(is_first, x_BTD, norm(x_BTD))
             return block(x_BTD, normed_BTD, EncoderContext(at_BT, segments_BT, window, rotary)), None
 
-        each = (self.blocks, norm_L, first_L, window_L, rotary_L)
-        x_BTD, _ = scan_layers(layer, x_BTD, each, remat=self.remat, segments_BT=segments_BT)
+        each = (self.blocks, norm_L, first_L)
+        if self.blocks.attention.implementation == "pallas":  # it supports windows that are constants
+
+            def layer_of_kind(x_BTD: Array, of_layer: Any, kind: tuple[int | None, Rope]) -> tuple[Array, None]:
+                return through(x_BTD, of_layer, kind[0], rotary_tables(kind[1], width))
+
+            kinds = tuple(zip(self.windows, self.ropes, strict=True))
+            x_BTD, _ = scan_kinds(layer_of_kind, kinds, x_BTD, each, remat=self.remat, segments_BT=segments_BT)
+            return self.final_norm(x_BTD)
+
+        def layer(x_BTD: Array, of_layer: Any) -> tuple[Array, None]:
+            return through(x_BTD, *of_layer)
+
+        window_L = jnp.asarray([window or 0 for window in self.windows], jnp.int32)
+        rotary_L = stack_tables([rotary_tables(rope, width) for rope in self.ropes])
+        x_BTD, _ = scan_layers(layer, x_BTD, (each, window_L, rotary_L), remat=self.remat, segments_BT=segments_BT)
         return self.final_norm(x_BTD)
 
 

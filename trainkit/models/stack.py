@@ -22,6 +22,7 @@ from trainkit.models.classifier import Classifier
 from trainkit.models.dropout import EmbeddingNoise
 from trainkit.models.layers import logits
 from trainkit.models.remat import block_input, rematerialise
+from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import Transformer
 
@@ -38,6 +39,10 @@ class Heads(Protocol):
     @property
     def key_width(self) -> int:
         """Return the width of one head."""
+
+    @property
+    def implementation(self) -> AttentionName:
+        """Return the name of what computes it."""
 
 
 class Block(Protocol):

@@ -14,12 +14,14 @@ from trainkit.parallel.reasons import overlooked_gpu, why_no_gpu
 from trainkit.plan import Devices
 
 #: See `models.attention.causal_attention`.
-AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash"]
+AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash", "pallas"]
 #: The first architectures with units for 8-bit floating point (Ada, Hopper), for bfloat16 (Ampere), and with cuDNN
 #: flash attention (Ampere).
 FP8_CAPABILITY, BFLOAT16_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0), (8, 0)
 #: Splash takes so many positions at once; its sequence lengths and head widths are multiples of it.
 FLASH_BLOCK = 128
+#: The widest heads of cuDNN's flash attention and of trainkit's.
+CUDNN_WIDTH, OWN_WIDTH = 128, 256
 
 
 class AttentionChoice(NamedTuple):
@@ -27,6 +29,8 @@ class AttentionChoice(NamedTuple):
 
     name: AttentionName
     reason: str
+    fallback: str = ""
+    """Which of trainkit's own kernels do not work here, and what replaces them; empty where nothing does."""
 
 
 class Capabilities(NamedTuple):
@@ -108,41 +112,29 @@ def choose_attention(
     sequence_length: int | None,
     segments: bool,
     special: str | None = None,
+    own: str | None = None,
+    broken: str = "",
 ) -> AttentionChoice:
     """Return the fastest attention on this device for these shapes. `sequence_length` is None if it varies.
 
-    `special` names, in the plural, features of the model's attention that no kernel has: see
-    `models.attention.causal_attention`.
+    `special` names, in the plural, features of the model's attention that no kernel has, and `own` those that only
+    trainkit's kernels for GPUs have: see `models.attention.causal_attention`. `broken` says why these do not work on
+    the device.
 
     The conditions are those of jax 0.10 to 0.12. `jax.nn.dot_product_attention` with cuDNN needs an NVIDIA GPU from
     Ampere on, 16 bit, head widths of at most 128 that are multiples of 8 and, with segments, an even sequence length.
     Segments are passed to cuDNN as a bias of one (T, T) matrix for each row. It also takes packed rows by offsets, but
     JAX offers that in no public function, needs the number of documents of a row in advance, and let it read wrong keys
-    for grouped queries (jax-ml/jax#39521).
+    for grouped queries (jax-ml/jax#39521). Trainkit's kernels need no bias.
     """
     if special and device.platform in ("gpu", "tpu"):
         return AttentionChoice("blockwise", f"no flash attention that trainkit uses has {special}")
     match device.platform:
         case "gpu":
-            capability = device.compute_capability
-            half = compute in (jnp.bfloat16, jnp.float16)
-            odd = segments and sequence_length is not None and sequence_length % 2
-            if why := _first(
-                (capability is None, f"cuDNN attention needs an NVIDIA GPU, found {device.kind}"),
-                (
-                    capability and capability < FLASH_CAPABILITY,
-                    f"cuDNN attention needs compute capability {_version_text(FLASH_CAPABILITY)}, {device.kind} has "
-                    f"{_version_text(capability)}",
-                ),
-                (not half, f"cuDNN attention needs 16 bit, the products are in {jnp.dtype(compute).name}"),
-                (head_width % 8, f"cuDNN attention needs a head width that is a multiple of 8, found {head_width}"),
-                (head_width > 128, f"cuDNN attention needs a head width of at most 128, found {head_width}"),
-                (odd, f"cuDNN attention needs an even sequence length for packed rows, found {sequence_length}"),
-            ):
-                return AttentionChoice("xla", why)
-            mask = "; segments cost a mask of length x length for each row" if segments else ""
-            return AttentionChoice("cudnn", f"flash attention{mask}")
+            return _for_gpu(device, compute, head_width, sequence_length, segments, own, broken)
         case "tpu":
+            if own:
+                return AttentionChoice("blockwise", f"no flash attention that trainkit uses has {own}")
             if why := _first(
                 (
                     head_width % FLASH_BLOCK,
@@ -157,6 +149,45 @@ def choose_attention(
             return AttentionChoice("splash", "flash attention")
         case _:
             return AttentionChoice("blockwise", f"there is no flash attention for {device.platform}")
+
+
+def _for_gpu(
+    device: Capabilities,
+    compute: jnp.dtype,
+    head_width: int,
+    sequence_length: int | None,
+    segments: bool,
+    own: str | None,
+    broken: str,
+) -> AttentionChoice:
+    """Return trainkit's kernels where cuDNN's lack a feature or need a bias, cuDNN's elsewhere."""
+    capability = device.compute_capability
+    needs = f"compute capability {_version_text(FLASH_CAPABILITY)}, {device.kind} has {_version_text(capability)}"
+    slow: AttentionName = "blockwise" if own else "xla"
+    if why := _first(
+        (capability is None, f"flash attention needs an NVIDIA GPU, found {device.kind}"),
+        (capability and capability < FLASH_CAPABILITY, f"flash attention needs {needs}"),
+        (
+            compute not in (jnp.bfloat16, jnp.float16),
+            f"flash attention needs 16 bit, the products are in {jnp.dtype(compute).name}",
+        ),
+        (head_width % 8, f"flash attention needs a head width that is a multiple of 8, found {head_width}"),
+        (head_width > OWN_WIDTH, f"flash attention needs a head width of at most {OWN_WIDTH}, found {head_width}"),
+    ):
+        return AttentionChoice(slow, why)
+    wide = f"heads of {head_width}" if head_width > CUDNN_WIDTH else None
+    if because := own or ("packed rows" if segments else wide):
+        if not broken:
+            return AttentionChoice("pallas", f"flash attention by trainkit's kernels, for {because}")
+        other: AttentionName = "cudnn"
+        why = "flash attention; segments cost a mask of length x length for each row"
+        if own or wide:
+            other, why = slow, f"cuDNN's flash attention lacks {own or wide}"
+        elif sequence_length is not None and sequence_length % 2:
+            other, why = "xla", f"cuDNN needs an even sequence length for packed rows, found {sequence_length}"
+        lost = f"trainkit's kernels for {because} do not work here: {broken}; attention is {other}, which is slower"
+        return AttentionChoice(other, why, lost)
+    return AttentionChoice("cudnn", "flash attention")
 
 
 def _version_text(capability: tuple[int, int] | None) -> str:

@@ -266,8 +266,10 @@ def has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
         return False
     width = recipe.model.key_width
     if devices.platform == "tpu":  # Splash
-        return width % 128 == 0 and recipe.data.positions % 128 == 0
-    return devices.platform == "gpu" and devices.bfloat16 and compute != "float32" and width % 8 == 0 and width <= 128
+        supported = recipe.model.own_kernel_attention is None
+        return supported and width % 128 == 0 and recipe.data.positions % 128 == 0
+    # cuDNN's up to 128; trainkit's kernels, which need no mask of length x length
+    return devices.platform == "gpu" and devices.bfloat16 and compute != "float32" and width % 8 == 0 and width <= 256
 
 
 def activation_bytes(

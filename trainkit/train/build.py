@@ -19,6 +19,7 @@ from trainkit import models, optim
 from trainkit.data.batches.examples import lengths_of
 from trainkit.data.batches.layout import has_segments
 from trainkit.errors import TrainkitError
+from trainkit.models import flash_check, grouped_product
 from trainkit.models.adapters import Numbers, trainable, with_adapter
 from trainkit.models.dropout import EmbeddingNoise
 from trainkit.models.stack import LanguageModel
@@ -27,7 +28,7 @@ from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.families.transformer import GptDecoder, Transformer
 from trainkit.recipe.sections.mup import weight_factor, width_ratio
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
@@ -212,8 +213,40 @@ def _choose_attention(recipe: Recipe, plan: Plan, compute: jnp.dtype) -> devices
     lengths = sorted({*lengths_of(recipe.data.encoding, length), *recipe.step_lengths.values})
     # One implementation serves batches of all lengths. The longest decides where all are whole blocks.
     common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
-    segments = has_segments(recipe.data.encoding)
-    return devices.choose_attention(device, compute, spec.key_width, common, segments, spec.special_attention)
+    # encoders, and models that score texts, see padding as a segment of its own
+    segments = has_segments(recipe.data.encoding) or spec.kind == "encoder" or not spec.predicts_tokens
+    choose = partial(
+        devices.choose_attention,
+        device,
+        compute,
+        spec.key_width,
+        common,
+        segments,
+        spec.special_attention,
+        spec.own_kernel_attention,
+    )
+    choice = choose()
+    if device.platform != "gpu" or plan.devices.supposed:
+        return choice
+    if choice.name == "pallas" and (broken := _why_broken(spec, compute)):
+        choice = choose(broken=broken)
+    if spec.has_experts and compute != jnp.float32 and (broken := grouped_product.why_broken()):
+        lost = f"trainkit's kernel for experts does not work here: {broken}; they are computed block by block"
+        choice = choice._replace(fallback="; ".join(filter(None, (choice.fallback, lost))))
+    return choice
+
+
+def _why_broken(spec: Transformer, compute: jnp.dtype) -> str:
+    """Return why trainkit's kernels cannot be used for the attention of a model; empty if they work."""
+    return flash_check.why_broken(
+        width=spec.key_width,
+        heads=spec.heads,
+        groups=spec.groups,
+        dtype=compute.name,
+        softcap=spec.softcap_of_scores,
+        sloped=isinstance(spec, GptDecoder) and not spec.learned_positions,
+        causal=spec.kind == "causal",
+    )
 
 
 def _with_shardings(shapes: PyTree, shardings: PyTree) -> Any:

@@ -65,6 +65,8 @@ def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -
         attention=built.attention.name,
         attention_reason=built.attention.reason,
     )
+    if built.attention.fallback:
+        log.write("alert", step=log.step, kind="kernels", message=built.attention.fallback)
 
 
 def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:

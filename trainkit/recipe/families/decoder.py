@@ -112,22 +112,17 @@ class Decoder(Transformer):
         return (Rope(self.rope_theta, self.rope_scaling),) * self.layers
 
     @property
-    def softcap_of_scores(self) -> float | None:
-        """Return the bound of attention scores (Gemma 2); None without one."""
-        return None
-
-    @property
     def softcap_of_logits(self) -> float | None:
         """Return the bound of logits (Gemma 2); None without one."""
         return None
 
     @property
     def special_attention(self) -> str | None:
-        if self.softcap_of_scores is not None:
-            return "capped scores"
-        if self.attention_dropout:
-            return DROPPED
-        return "windows in some layers only" if len(set(self.windows)) > 1 else None
+        return DROPPED if self.attention_dropout else None
+
+    @property
+    def own_kernel_attention(self) -> str | None:
+        return None if self.softcap_of_scores is None else "capped scores"
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
         d, q, kv = self.hidden, self.query_width, self.kv_width
@@ -169,8 +164,8 @@ class Decoder(Transformer):
         # two norms and what they scaled; q, attention output in two shapes; k, v
         everything = 4 * d + 3 * q + 2 * kv + self._mlp_floats() + probabilities
         everything += 2 * d * (self.norms == "around") + (q + kv) * (self.qk_norm is not None)
-        # residual, what attention and MLP add to it, q; k, v
-        dots = 3 * d + q + 2 * kv + self._mlp_dots()
+        # residual, what attention and MLP add to it, q, the result of a kernel; k, v
+        dots = 3 * d + (1 + flash) * q + 2 * kv + self._mlp_dots()
         return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
     def _mlp_shapes(self) -> dict[str, Shape]:

@@ -80,8 +80,8 @@ class ModernBert(TextEncoder):
         return self.embedding_dropout
 
     @property
-    def special_attention(self) -> str | None:
-        return "windows in some layers only" if any(self.windows) else super().special_attention
+    def own_kernel_attention(self) -> str | None:
+        return "windows in both directions" if any(self.windows) else None
 
     @property
     def windows(self) -> tuple[int | None, ...]:

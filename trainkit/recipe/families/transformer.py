@@ -176,6 +176,21 @@ class Transformer(Pretrained):
     def special_attention(self) -> str | None:
         """Return the features of its attention that flash attention lacks, in the plural; None if it supports all."""
 
+    @property
+    def groups(self) -> int:
+        """Return the number of heads of keys and values."""
+        return self.heads
+
+    @property
+    def softcap_of_scores(self) -> float | None:
+        """Return the bound of attention scores (Gemma 2); None without one."""
+        return None
+
+    @property
+    def own_kernel_attention(self) -> str | None:
+        """Return the features that of all flash attention only trainkit's kernels for GPUs support, in the plural."""
+        return None
+
 
 class GeluTransformer(Transformer):
     """A stack of blocks with four attention matrices of (hidden, hidden) and an MLP of two, each with a layer norm."""
@@ -205,13 +220,14 @@ class GeluTransformer(Transformer):
         self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
     ) -> int:
         d = self.hidden
-        probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
+        flash = flash and self.special_attention is None
+        probabilities = 0 if flash else self.heads * sequence_length
         # with dropout also those that are kept, and which those are
         probabilities *= 3 if self.attention_dropout else 1
         # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
         everything = 9 * d + 2 * self.mlp_width + probabilities
-        # residual, q, k, v, what attention and MLP add to it, MLP before GELU
-        dots = 6 * d + self.mlp_width
+        # residual, q, k, v, what attention and MLP add to it, the result of a kernel; MLP before GELU
+        dots = (6 + flash) * d + self.mlp_width
         return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
 
@@ -246,8 +262,8 @@ class GptDecoder(GeluTransformer):
         return None
 
     @property
-    def special_attention(self) -> str | None:
-        return super().special_attention if self.learned_positions else "ALiBi's slopes"
+    def own_kernel_attention(self) -> str | None:
+        return None if self.learned_positions else "ALiBi's slopes"
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
         d, f, bias = self.hidden, self.mlp_width, self.biased
