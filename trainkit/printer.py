@@ -5,6 +5,7 @@ Everything that trainkit prints passes `show` or `complain`; ruff refuses `print
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -25,8 +26,12 @@ def show(text: str, *, end: str = "\n") -> None:
 
 
 def complain(message: str) -> None:
-    """Print a message on stderr: a note, a warning, progress or an error, with long lines and long lists shortened."""
-    print(shorten_message(harmless(message, flowing=True)), file=sys.stderr, flush=True)  # noqa: T201
+    """Print a message on stderr: a note, a warning, progress or an error, with long lines and long lists shortened.
+
+    A stderr that takes no more, as on a full disk or where the terminal has gone, ends nothing.
+    """
+    with contextlib.suppress(OSError):
+        print(shorten_message(harmless(message, flowing=True)), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def shorten_message(message: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import forked
@@ -31,6 +32,13 @@ def test_a_full_stdout_ends_no_run_and_fails_what_has_only_a_result(
         assert "finished" in (tmp_path / "runs" / "tiny" / "trainer.log").read_text()
     else:
         assert errors.read_text() == "error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+def test_a_message_that_stderr_does_not_take_ends_nothing() -> None:
+    program = "from trainkit.printer import complain; complain('a note')"
+    with FULL.open("w") as full:
+        assert subprocess.run([sys.executable, "-c", program], stderr=full, check=False).returncode == 0
 
 
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:

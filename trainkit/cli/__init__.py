@@ -108,5 +108,4 @@ def _print_error(message: str) -> None:
 
         complain(traceback.format_exc().rstrip())
 
-    with contextlib.suppress(OSError):  # the terminal may have gone
-        complain(f"error: {message}")
+    complain(f"error: {message}")
