@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sample_recipe import TEXT, line_of, write
+import real_configurations
+from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml.load import load
@@ -156,3 +158,55 @@ def test_what_another_trainer_calls_it_is_answered_with_what_to_write(tmp_path: 
 
 def test_there_are_enough_of_each_trainer() -> None:
     assert len(ALL) >= 60 and min(map(len, (AXOLOTL, TRANSFORMERS, LEVANTER, TORCHTUNE, LLAMA_FACTORY, NANOGPT))) >= 8
+
+
+@pytest.mark.parametrize("trainer", real_configurations.ALL)
+def test_lines_that_another_trainer_publishes_are_answered_with_what_to_write(tmp_path: Path, trainer: str) -> None:
+    wrong = []
+    for section, line, answer in real_configurations.ALL[trainer]:
+        text = (
+            recipe_with(Wrong(section.strip("[]"), line, answer))
+            if "[" not in section
+            else f"{TEXT}\n[{section}]\n{line}\n"
+        )
+        with pytest.raises(TrainkitError) as raised:
+            load(write(tmp_path, text))
+        said = str(raised.value)
+        number = line_of(text, line)
+        of_line = [
+            b for b in said.split("\n\n") if re.search(rf"sample\.toml:({number}|{number - 1}):", b.split("\n")[0])
+        ]
+        hint = next(iter(of_line), "").partition("hint: ")[2].split("\n")[0]
+        if not re.search(answer, hint) or hint.startswith("allowed here"):
+            wrong.append((section, line, hint))
+    assert wrong == []
+
+
+def test_what_is_inside_a_section_of_another_trainer_is_answered_too(tmp_path: Path) -> None:
+    text = changed(('type = "python-stdlib"', 'path = "a.txt"')).replace("[[data.train]]", "[[datasets]]")
+    text = text.replace("[train]", "[trainer]").replace("steps = 20", "num_train_steps = 20\ngrad_clip = -1.0")
+    text = text.replace('path = "a.txt"', 'path = "a.txt"\ntype = "json"\ntext_field = "content"')
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, text))
+    said = str(raised.value)
+    for line, answer in (
+        ("[[datasets]]", "[[data.train]]"),
+        ('type = "json"', 'did you mean "files"?'),
+        ("text_field =", "it is called text_key here"),
+        ("[trainer]", "it is called train here"),
+        ("num_train_steps =", "it is called steps here"),
+        ("grad_clip =", "it is called max_grad_norm here"),
+        ("grad_clip =", "train.max_grad_norm = -1.0 (written as trainer.grad_clip): expected a number from 0"),
+    ):
+        blocks = [b for b in said.split("\n\n") if f"sample.toml:{line_of(text, line)}: " in b]
+        assert any(answer in block for block in blocks), (line, said)
+    assert len(said.split("\n\n")) == 8, said
+
+
+def test_thousands_of_mistakes_are_counted_and_some_of_them_shown(tmp_path: Path) -> None:
+    text = TEXT + "".join(f"key_{number} = {number}\n" for number in range(5000))
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, text))
+    said = str(raised.value)
+    assert "5,000 mistakes; 50 of them:" in said and len(said) < 20_000
+    assert f"sample.toml:{line_of(text, 'key_0 = ')}: track.key_0 = 0: no such key" in said

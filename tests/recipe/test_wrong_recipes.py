@@ -12,6 +12,7 @@ from places import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import fuzz_recipes
+import recipe_mutations
 import recipes_reference
 
 CASES = 500
@@ -22,7 +23,7 @@ def test_whatever_is_done_to_a_recipe_the_answer_names_the_place_and_the_key(
 ) -> None:
     path = fuzz_recipes.make_workplace(tmp_path)
     results: Counter[str] = Counter()
-    for number, case in zip(range(CASES), fuzz_recipes.mutants(seed=17), strict=False):
+    for number, case in zip(range(CASES), recipe_mutations.mutants(seed=17), strict=False):
         path.write_bytes(case.text)
         answer = fuzz_recipes.answer_to(path)
         results[answer.result] += 1
@@ -42,7 +43,7 @@ def test_whatever_is_done_to_a_recipe_the_answer_names_the_place_and_the_key(
     ],
 )
 def test_a_bad_answer_is_seen(tmp_path: Path, said: str, result: str) -> None:
-    path = tmp_path / fuzz_recipes.NAME
+    path = tmp_path / recipe_mutations.NAME
     path.write_text("schema = 1\n")
     assert fuzz_recipes.judge(said, path) == result
 

@@ -1,4 +1,4 @@
-"""Aliases: what other trainers call the keys and the values of a recipe."""
+"""Aliases of keys: what other trainers call the keys of a recipe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAME = {
     "train.batch_size": "train_batch_size global_batch_size total_batch_size effective_batch_size bsz",
     "train.micro_batch_size": "device_batch_size per_device_parallelism batch_size_per_gpu micro_batch",
     "task.label_smoothing": "label_smoothing_factor label_smoothing",
-    "task.embedding_noise": "neftune_noise_alpha neftune_alpha",
+    "task.embedding_noise": "neftune_noise_alpha neftune_alpha noisy_embedding_alpha",
     "task.z_loss": "z_loss_weight z_loss_coefficient",
     "task.centring": "center_rewards_coefficient",
     "train.max_grad_norm": "grad_clip gradient_clip_val clip_grad_norm gradient_clipping max_norm",
@@ -52,10 +52,11 @@ _SAME = {
     "tokenizer.path": "tokenizer_name tokenizer_path tokenizer_name_or_path",
     "tokenizer.train.vocab_size": "vocab_size",
     "tokenizer.new_tokens": "add_tokens added_tokens additional_special_tokens extra_special_tokens",
-    "run.seed": "random_seed data_seed",
+    "run.seed": "seed random_seed data_seed",
     "run.name": "run_name name experiment_name wandb_run_name wandb_name",
-    "run.directory": "output_dir out_dir log_dir logging_dir run_dir output_directory",
+    "run.directory": "output_dir out_dir log_dir run_dir output_directory",
     "data.train.0.path": "files data_files data_path file_path dataset_path",
+    "data.train.0.limit": "max_samples max_train_samples num_samples",
     "data.train.0.text_key": "text_column text_field dataset_text_field content_field",
     "data.cache": "cache_dir dataset_prepared_path tokenized_path",
     "data.held_out": "val_set_size validation_split test_size val_split val_size eval_split_ratio",
@@ -115,7 +116,8 @@ _DIFFERENT = {
     "bnb_4bit_use_double_quant": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
     "logging_steps": Foreign("", "every step is logged"),
     "log_interval": Foreign("", "every step is logged"),
-    "report_to": Foreign("track.aim", "write aim = true or false; likewise tensorboard and wandb"),
+    "report_to": Foreign("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
+    "logging_dir": Foreign("track.tensorboard", "write tensorboard = true: its files are in the run's directory"),
     "min_lr": Foreign("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
     "adam_beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
     "adam_beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
@@ -123,12 +125,17 @@ _DIFFERENT = {
     "beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
     "resume_from_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
     "num_workers": Foreign("", "batches need no worker processes; trainkit cache-data has --workers"),
+    "checkpoint_dir": Foreign(
+        "model.pretrained", "it names what a run begins with; its own checkpoints are in the run's directory"
+    ),
     "trust_remote_code": Foreign("", "code that comes with a checkpoint is never run"),
     "train_file": Foreign("data.train", 'write [[data.train]] with path = "…"'),
     "validation_file": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_name": Foreign("data.train", 'write [[data.train]] with path = "…"'),
     # batches and their length
     "sample_packing": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
+    "eval_sample_packing": Foreign("data.encoding", "validation sets are encoded like the training data"),
+    "eval_packing": Foreign("data.encoding", "validation sets are encoded like the training data"),
     "packing": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
     "packed": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
     "neat_packing": Foreign("data.encoding", 'write encoding = { type = "pack" }'),
@@ -137,6 +144,10 @@ _DIFFERENT = {
     ),
     "group_by_length": Foreign("data.encoding", 'write encoding = { type = "pad", buckets = [128, 512] }'),
     "max_steps_per_epoch": Foreign("train.steps", "the length of the run is in [train]: steps, epochs or tokens"),
+    "tokenizer_type": Foreign("tokenizer.path", "the files there say what kind of tokenizer it is"),
+    "special_tokens": Foreign(
+        "tokenizer.new_tokens", "a list of new ones; those that the tokenizer has are in its files"
+    ),
     "drop_last": Foreign("", "every batch is full: examples of several epochs share a batch where they have to"),
     "shuffle_dataset": Foreign("data.shuffle", 'write shuffle = "full" or false'),
     # memory and speed
@@ -148,7 +159,15 @@ _DIFFERENT = {
     "enable_activation_offloading": Foreign("train.remat", 'write remat = "offload"'),
     "torch_compile": Foreign("", "leave it out: every step is compiled"),
     "compile": Foreign("", "leave it out: every step is compiled"),
+    "fused": Foreign("", "leave it out: every step is compiled into one program"),
+    "foreach": Foreign("", "leave it out: every step is compiled into one program"),
+    "chunked_cross_entropy": Foreign("", "leave it out: the loss never holds the logits of a whole batch"),
+    "cut_cross_entropy": Foreign("", "leave it out: the loss never holds the logits of a whole batch"),
+    "liger_fused_linear_cross_entropy": Foreign("", "leave it out: the loss never holds the logits of a whole batch"),
+    "profiler": Foreign("", "profiling is an option of a command: trainkit run RECIPE --profile 20:25"),
     "flash_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "use_flash_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "use_flash_attention_2": Foreign("", "leave it out: the fastest attention of the device is used"),
     "flash_attn": Foreign("", "leave it out: the fastest attention of the device is used"),
     "attn_implementation": Foreign("", "leave it out: the fastest attention of the device is used"),
     "xformers_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
@@ -158,6 +177,9 @@ _DIFFERENT = {
     "zero_stage": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
     "fsdp_config": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
     "model_axis_size": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
+    "fsdp_axis": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
+    "batch_axis": Foreign("parallel.data", "by default every device that fsdp leaves takes a part of the batch"),
+    "axis_mapping": Foreign("parallel.fsdp", "fsdp = 4 divides parameters and optimizer over 4 devices"),
     "tf32": Foreign("precision.compute", 'write compute = "float32" or "bfloat16"'),
     "mp": Foreign("precision.compute", 'write params = "float32" and compute = "bfloat16" in [precision]'),
     "pure_bf16": Foreign("precision.params", 'write params = "bfloat16"'),
@@ -166,6 +188,7 @@ _DIFFERENT = {
     "overwrite_cache": Foreign("", "leave it out: what changed is tokenised again by itself"),
     "overwrite_output_dir": Foreign("", "leave it out: a run never replaces another; run.name names a new one"),
     "remove_unused_columns": Foreign("", "leave it out: the document of a source names the columns that it reads"),
+    "ddp_timeout": Foreign("", "leave it out: jax decides how long the processes of a run wait for each other"),
     "ddp_find_unused_parameters": Foreign("", "leave it out: nothing like it is needed"),
     # the learning rate
     "decay_lr": Foreign("schedule.type", 'write type = "cosine", or "constant" for no decay'),
@@ -176,6 +199,9 @@ _DIFFERENT = {
     "min_lr_rate": Foreign("schedule.min_ratio"),
     "cosine_min_lr_ratio": Foreign("schedule.min_ratio"),
     "lr_scheduler_kwargs": Foreign("schedule", "its keys are those of [schedule], such as min_ratio and restarts"),
+    "use_galore": Foreign(
+        "optimizer.type", 'GaLore is none of them; moments = "int8" and "adafactor" need less memory'
+    ),
     "optim": Foreign("optimizer.type", 'write type = "adamw" in [optimizer]'),
     # evaluations, checkpoints and records
     "eval_strategy": Foreign("evaluate.every", "every = 100 evaluates at every 100th step; without it, at the end"),
@@ -202,6 +228,7 @@ _DIFFERENT = {
     ),
     "metric_for_best_model": Foreign("checkpoint.best", 'write best = { metric = "validation/held-out/loss" }'),
     "greater_is_better": Foreign("checkpoint.best", 'write best = { metric = "…", mode = "max" }'),
+    "hub_model_id": Foreign("", "uploading is a step of its own, after trainkit export RUN"),
     "push_to_hub": Foreign("", "uploading is a step of its own, after trainkit export RUN"),
     "logging_strategy": Foreign("", "leave it out: every step is logged"),
     "log_every_n_steps": Foreign("", "leave it out: every step is logged"),
@@ -210,11 +237,19 @@ _DIFFERENT = {
     "wandb_log": Foreign("track.wandb", "write [track.wandb] with project"),
     "wandb_project": Foreign("track.wandb", "write [track.wandb] with project"),
     "use_wandb": Foreign("track.wandb", "write [track.wandb] with project"),
+    "wandb_entity": Foreign("track.wandb", "write [track.wandb] with entity"),
+    "wandb_mode": Foreign("track.wandb", 'write [track.wandb] with mode = "online" or "offline"'),
     # data
     "datasets": Foreign(
         "data.train", 'write [[data.train]] with path = "…", or with type = "huggingface" and id = "…"'
     ),
     "dataset": Foreign("data.train", 'write [[data.train]] with path = "…", or with type = "huggingface" and id = "…"'),
+    "pretraining_dataset": Foreign(
+        "data.train", 'write [[data.train]] with path = "…", or with type = "huggingface" and id = "…"'
+    ),
+    "id": Foreign("data.train", 'write [[data.train]] with type = "huggingface" and id = "…"'),
+    "train_urls": Foreign("data.train", "write [[data.train]] with path = [ … ]"),
+    "validation_urls": Foreign("data.validation", "write [[data.validation]] with path = [ … ]"),
     "test_datasets": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "eval_dataset": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_config": Foreign("data.train", "a source of type huggingface has config"),
@@ -225,6 +260,7 @@ _DIFFERENT = {
     "rl": Foreign("task.type", 'write [task] with type = "preference" or "kto"'),
     "pref_beta": Foreign("task.beta"),
     "pref_loss": Foreign("task.loss"),
+    "reference_free": Foreign("task.loss", '"orpo", "simpo" and "cpo" need no reference model'),
     "loss": Foreign("task.type", "the task has the loss: write [task] with type"),
     # adapters
     "finetuning_type": Foreign("adapter", "a recipe with [adapter] trains LoRA, one without it the whole model"),
@@ -234,116 +270,12 @@ _DIFFERENT = {
     "apply_lora_to_output": Foreign("adapter.targets", _TARGETS),
     "quantization_bit": Foreign("adapter.base", 'write base = "nf4"'),
     "bnb_4bit_compute_dtype": Foreign("precision.compute", 'write compute = "bfloat16"'),
-    "_component_": Foreign("", 'the type of a table chooses what it is, such as type = "llama" in [model]'),
+    "_component_": Foreign(
+        "", 'the type of a table chooses what it is, such as type = "llama" in [model]; a tokenizer has a path'
+    ),
+    "bias": Foreign("", 'leave it out: model.type decides; "gpt2" has biases, "mpt" has none'),
 }
 #: Other trainers' names -> ours. `warmup_steps` and `warmup_ratio` both become `warmup`, which takes an integer for
 #: steps and a float for a fraction.
 FOREIGN: dict[str, Foreign] = {name: Foreign(key) for key, names in _SAME.items() for name in names.split()}
 FOREIGN.update(_DIFFERENT)
-
-
-#: Other names of values, by key; `*` is any place in a list.
-_SAME_VALUES: dict[str, dict[str, str]] = {
-    "precision.compute": {
-        "float32": "fp32 f32 float fp float32_t 32 torch.float32 single",
-        "bfloat16": "bf16 torch.bfloat16 bf16-mixed bfloat brain",
-        "float16": "fp16 f16 half torch.float16 16 fp16-mixed",
-        "fp8": "float8 f8 e4m3 hybrid",
-    },
-    "precision.params": {"float32": "fp32 f32 float torch.float32 32 no", "bfloat16": "bf16 torch.bfloat16"},
-    "parallel.platform": {"gpu": "cuda nvidia rocm amd mps cuda:0", "tpu": "xla"},
-    "optimizer.type": {
-        "adamw": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused torch.optim.adamw fused_adamw adam_w",
-        "adam": "torch.optim.adam",
-        "sgd": "torch.optim.sgd momentum nesterov",
-        "lion": "lion_pytorch lion_32bit",
-        "schedule-free": "schedule_free_adamw schedulefree",
-        "adafactor": "adafactor_hf",
-    },
-    "schedule.type": {
-        "cosine": "cosine_with_min_lr cosine_decay cosine_with_warmup cosineannealinglr cos",
-        "constant": "constant_with_warmup none fixed",
-        "wsd": "warmup_stable_decay stable trapezoidal",
-        "linear": "linear_with_warmup linear_decay",
-        "inverse-sqrt": "inverse_sqrt inv_sqrt rsqrt noam",
-        "one-cycle": "onecyclelr one_cycle",
-    },
-    "task.type": {
-        "causal-lm": "clm pt pretrain lm language-modeling causal_lm",
-        "masked-lm": "mlm masked_lm",
-        "preference": "dpo orpo simpo ipo cpo",
-        "reward": "rm reward_model reward-model",
-        "sft": "instruct instruction chat",
-        "sequence-classification": "classification text-classification",
-        "token-classification": "ner pos",
-        "seq2seq": "translation summarization",
-    },
-    "adapter.base": {"nf4": "qlora 4bit 4-bit int4 4 fp4 q4 bnb"},
-    "adapter.targets": {"all-linear": "all all_linear all-linear-layers"},
-    "adapter.variant": {"lora": "none default", "rslora": "rs-lora rank-stabilized"},
-    "data.encoding.type": {
-        "pack": "packing packed packed_sequences bfd",
-        "pad": "padding padded",
-        "concatenate": "concat",
-    },
-    "data.train.*.type": {
-        "files": "file json jsonl csv parquet arrow text txt local",
-        "huggingface": "hf hub huggingface_hub datasets load_dataset",
-        "tokens": "npy bin memmap tokenized",
-    },
-    "data.train.*.document.type": {
-        "chat": "sharegpt chat_template messages conversation openai chatml",
-        "prompt": "alpaca completion instruct instruction",
-        "preference": "dpo ranking chosen_rejected",
-    },
-    "data.shuffle": {"full": "true yes all random"},
-    "model.type": {
-        "gpt2": "gpt gpt-2 nanogpt gpt2lmheadmodel",
-        "llama": "llama2 llama3 llama-2 llama-3 llamaforcausallm llama3_1",
-        "mistral": "mistralforcausallm",
-        "qwen2": "qwen qwen2.5 qwen2forcausallm",
-        "bert": "bertformaskedlm",
-    },
-    "train.remat": {"blocks": "full true all yes", "none": "false no"},
-}
-_DIFFERENT_VALUES: dict[str, dict[str, str]] = {
-    "optimizer.type": dict.fromkeys(
-        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "bnb.optim.adamw8bit"),
-        'write type = "adamw" with moments = "int8"',
-    ),
-    "schedule.type": dict.fromkeys(
-        ("cosine_with_restarts", "cosine_hard_restarts"), 'write type = "cosine" with restarts = 1'
-    ),
-    "adapter": {
-        "qlora": 'write [adapter] with base = "nf4"',
-        "lora": "write [adapter] with rank = 16",
-        "dora": 'write [adapter] with variant = "dora"',
-    },
-    "track": {
-        "wandb": "write [track.wandb] with project",
-        "tensorboard": "write [track] with tensorboard = true",
-        "aim": "write [track] with aim = true",
-    },
-}
-VALUES: dict[str, dict[str, str]] = {
-    key: {alias: name for name, aliases in names.items() for alias in aliases.split()}
-    for key, names in _SAME_VALUES.items()
-}
-#: The whole hint, by key and value.
-VALUE_HINTS = _DIFFERENT_VALUES
-#: The key of a table that is meant by a string in place of the table, where it is not the type.
-PLAIN_KEYS = {
-    "model": "pretrained",
-    "tokenizer": "path",
-    "run": "name",
-    "data": "train",
-    "data.train": "path",
-    "data.validation": "path",
-    "data.train.*": "path",
-    "data.validation.*": "path",
-    "plugins": "files",
-    "adapter": "pretrained",
-    "sample": "prompts",
-    "train": "steps",
-    "evaluate": "every",
-}

@@ -149,6 +149,11 @@ class _Search:
                 return self.written[key[:length]] + key[length:]
         return key
 
+    def _written_as(self, key: Key) -> str:
+        """Return the name that stands in the file, in brackets, where a repair moved the value to another key."""
+        source = self._as_written(key)
+        return f" (written as {dotted_key(source)})" if source[-1:] != key[-1:] else ""
+
     def _unknown(self, key: Key) -> None:
         section, name = key[:-1], str(key[-1])
         value = get(self.data, key)
@@ -157,7 +162,7 @@ class _Search:
         meant = Meant(other) if other else suggest(name, section, known, self.language)
         hint = meant.hint
         said = f"{dotted_key(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted_key(key)}]"
-        problem = f"{said}: no such {'section' if isinstance(value, dict) else 'key'}"
+        problem = f"{said}{self._written_as(key)}: no such {'section' if isinstance(value, dict) else 'key'}"
         if not hint:
             hint = f"allowed here: {', '.join(known)}" if known else "leave it out"
         self.found[key] = Mistake(self._where(key), problem, hint)
@@ -235,7 +240,7 @@ class _Search:
         else:
             allowed, expected, is_missing = choices(node), describe(node), False
         found = " is missing" if is_missing else f" = {short(value)}"
-        problem = f"{dotted_key(key)}{found}: expected {expected}"
+        problem = f"{dotted_key(key)}{found}{self._written_as(key)}: expected {expected}"
         if not is_missing and not is_kind(value, node) and not allowed:
             problem += f", found {kind_of(value)}"
         if key[-1] == "type" and isinstance(value, str):
@@ -278,19 +283,20 @@ class _Search:
             return
         value = get(self.data, key)
         if not isinstance(value, dict):
-            self.found[message] = Mistake(self._where(key), f"{dotted_key(key)} = {short(value)}: {message}")
+            said = f"{dotted_key(key)} = {short(value)}{self._written_as(key)}"
+            self.found[message] = Mistake(self._where(key), f"{said}: {message}")
             return
         # a person looks at the first key that the message names
         paths = [(*key, name) for name in value if name in words]
         whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
         if existing := [path for path in whole if get(self.data, path, _NOTHING) is not _NOTHING]:
-            self.found[message] = Mistake(self._where(existing[0]), message)
+            self.found[message] = Mistake(self._where(existing[0]), message + self._written_as(existing[0]))
             return
         if not key:
             paths = [path for path in leaves(self.language) if len(path) > 1 and dotted_key(path) in message]
             paths = paths or [path for path in all_keys(self.data, ()) if path and path[-1] in words]
         named = sorted(paths, key=lambda path: message.index(str(path[-1])))
-        problem = f"[{dotted_key(key)}]: {message}" if key else message
+        problem = (f"[{dotted_key(key)}]: {message}" if key else message) + self._written_as(named[0] if named else key)
         self.found[message] = Mistake(self._where(named[0] if named else key), problem)
 
 

@@ -42,7 +42,7 @@ def read_file(
         TrainkitError: the file is missing, unreadable or not TOML, or it extends itself.
     """
     shown = as_shown(path)
-    led_here = " -> ".join([*map(as_shown, chain[:-1]), *([str(named_at)] if named_at else []), shown])
+    led_here = " -> ".join([*map(as_shown, chain[:-1]), *([f"{named_at}: extends"] if named_at else []), shown])
     try:
         resolved = path.resolve()
         if resolved in [above.resolve() for above in chain]:

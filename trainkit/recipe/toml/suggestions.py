@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.aliases import FOREIGN, PLAIN_KEYS, VALUE_HINTS, VALUES, Foreign
+from trainkit.recipe.toml.aliases import FOREIGN, Foreign
 from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.schema import Node, branches, choices, has_list, has_table, keys_of, leaves, table, types_of
+from trainkit.recipe.toml.value_aliases import PLAIN_KEYS, VALUE_HINTS, VALUES
 from trainkit.recipe.toml.values import toml_value
 from trainkit.text import shorten
 
@@ -38,7 +39,7 @@ def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = 
     if same := [key for key in known if _squeezed(key) == _squeezed(name)]:
         return Meant(f"did you mean {same[0]}?", (*section, same[0]))
     plain = name.strip().lower().replace("-", "_")
-    close = difflib.get_close_matches(plain, known, n=1)
+    close = difflib.get_close_matches(plain, known, n=1, cutoff=0.7)
     foreign = FOREIGN.get(plain)
     if foreign and close and foreign.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
         foreign = None

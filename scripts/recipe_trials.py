@@ -1,0 +1,62 @@
+"""Two steps with a recipe, in a process forked from one that has imported all that a trainer needs."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import resource
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+#: Seconds for two steps, after which the stacks of all threads are printed.
+SMOKE = 120
+#: What a run imports; none of it opens a device or starts a thread.
+HEAVY = ("jax", "equinox", "optax", "numpy", "trainkit.hub.recipe", "trainkit.run.setup", "trainkit.run.attempt")
+
+
+def trial(path: Path, output: Path) -> tuple[int, str]:
+    """Return (exit code, output) of `trainkit run PATH --smoke`; 124 where it took too long.
+
+    Args:
+        output: a file that is replaced.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(output.parent / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    for module in HEAVY:
+        import_module(module)
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        _run(path, output)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
+
+
+def _run(path: Path, output: Path) -> NoReturn:
+    """Be the command, in a session of its own, and exit."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(path.parent)
+        file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.dump_traceback_later(SMOKE, exit=True)
+        from trainkit.cli import main
+
+        sys.argv = ["trainkit", "run", path.name, "--smoke"]
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,117 @@
+"""Aliases of values: what other trainers write for the values of a recipe."""
+
+from __future__ import annotations
+
+#: Other names of values, by key; `*` is any place in a list.
+_SAME_VALUES: dict[str, dict[str, str]] = {
+    "precision.compute": {
+        "float32": "fp32 f32 float fp float32_t 32 torch.float32 single",
+        "bfloat16": "bf16 torch.bfloat16 bf16-mixed bfloat brain",
+        "float16": "fp16 f16 half torch.float16 16 fp16-mixed",
+        "fp8": "float8 f8 e4m3 hybrid",
+    },
+    "precision.params": {"float32": "fp32 f32 float torch.float32 32 no", "bfloat16": "bf16 torch.bfloat16"},
+    "parallel.platform": {"gpu": "cuda nvidia rocm amd mps cuda:0", "tpu": "xla"},
+    "optimizer.type": {
+        "adamw": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused torch.optim.adamw fused_adamw adam_w",
+        "adam": "torch.optim.adam",
+        "sgd": "torch.optim.sgd momentum nesterov",
+        "lion": "lion_pytorch lion_32bit",
+        "schedule-free": "schedule_free_adamw schedulefree",
+        "adafactor": "adafactor_hf",
+    },
+    "schedule.type": {
+        "cosine": "cosine_with_min_lr cosine_decay cosine_with_warmup cosineannealinglr cos",
+        "constant": "constant_with_warmup none fixed",
+        "wsd": "warmup_stable_decay stable trapezoidal",
+        "linear": "linear_with_warmup linear_decay",
+        "inverse-sqrt": "inverse_sqrt inv_sqrt rsqrt noam",
+        "one-cycle": "onecyclelr one_cycle",
+    },
+    "task.type": {
+        "causal-lm": "clm pt pretrain lm language-modeling causal_lm",
+        "masked-lm": "mlm masked_lm",
+        "preference": "dpo orpo simpo ipo cpo",
+        "reward": "rm reward_model reward-model",
+        "sft": "instruct instruction chat",
+        "sequence-classification": "classification text-classification",
+        "token-classification": "ner pos",
+        "seq2seq": "translation summarization",
+    },
+    "adapter.base": {"nf4": "qlora 4bit 4-bit int4 4 fp4 q4 bnb"},
+    "adapter.targets": {"all-linear": "all all_linear all-linear-layers"},
+    "adapter.variant": {"lora": "none default", "rslora": "rs-lora rank-stabilized"},
+    "data.encoding.type": {
+        "pack": "packing packed packed_sequences bfd",
+        "pad": "padding padded",
+        "concatenate": "concat",
+    },
+    "data.train.*.type": {
+        "files": "file json jsonl csv parquet arrow text txt local",
+        "huggingface": "hf hub huggingface_hub datasets load_dataset",
+        "tokens": "npy bin memmap tokenized",
+    },
+    "data.train.*.document.type": {
+        "chat": "sharegpt chat_template messages conversation openai chatml",
+        "prompt": "alpaca completion instruct instruction",
+        "preference": "dpo ranking chosen_rejected",
+    },
+    "data.shuffle": {"full": "true yes all random"},
+    "model.type": {
+        "gpt2": "gpt gpt-2 nanogpt gpt2lmheadmodel",
+        "llama": "llama2 llama3 llama-2 llama-3 llamaforcausallm llama3_1",
+        "mistral": "mistralforcausallm",
+        "qwen2": "qwen qwen2.5 qwen2forcausallm",
+        "bert": "bertformaskedlm",
+    },
+    "train.remat": {"blocks": "full true all yes", "none": "false no"},
+}
+_DIFFERENT_VALUES: dict[str, dict[str, str]] = {
+    "optimizer.type": dict.fromkeys(
+        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "bnb.optim.adamw8bit"),
+        'write type = "adamw" and moments = "int8"',
+    ),
+    "schedule.type": dict.fromkeys(
+        ("cosine_with_restarts", "cosine_hard_restarts"), 'write type = "cosine" and restarts = 1'
+    ),
+    "adapter": {
+        "qlora": 'write [adapter] with base = "nf4"',
+        "lora": "write [adapter] with rank = 16",
+        "dora": 'write [adapter] with variant = "dora"',
+    },
+    "track": {
+        "wandb": "write [track.wandb] with project",
+        "tensorboard": "write [track] with tensorboard = true",
+        "aim": "write [track] with aim = true",
+    },
+}
+# the same where the word stands in place of the table
+_DIFFERENT_VALUES |= {
+    section: {
+        word: hint.replace("write", f"write [{section}] with", 1)
+        for word, hint in _DIFFERENT_VALUES[f"{section}.type"].items()
+    }
+    for section in ("optimizer", "schedule")
+}
+VALUES: dict[str, dict[str, str]] = {
+    key: {alias: name for name, aliases in names.items() for alias in aliases.split()}
+    for key, names in _SAME_VALUES.items()
+}
+#: The whole hint, by key and value.
+VALUE_HINTS = _DIFFERENT_VALUES
+#: The key of a table that is meant by a string in place of the table, where it is not the type.
+PLAIN_KEYS = {
+    "model": "pretrained",
+    "tokenizer": "path",
+    "run": "name",
+    "data": "train",
+    "data.train": "path",
+    "data.validation": "path",
+    "data.train.*": "path",
+    "data.validation.*": "path",
+    "plugins": "files",
+    "adapter": "pretrained",
+    "sample": "prompts",
+    "train": "steps",
+    "evaluate": "every",
+}
