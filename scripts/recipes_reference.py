@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from trainkit.recipe.toml.describe import describe
 from trainkit.recipe.toml.positions import Key
 from trainkit.recipe.toml.schema import (
     Node,
     branches,
-    describe,
     has_table,
     keys_of,
     meaning_of,

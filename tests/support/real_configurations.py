@@ -172,7 +172,7 @@ LLAMA_FACTORY = (
     ("", "overwrite_output_dir = true", "run\\.name|name|director"),
     ("", "pure_bf16 = true", "precision\\.(params|compute)"),
     ("", "val_size = 0.1", "data\\.held_out"),
-    ("", "ddp_timeout = 180000000", "timeout|parallel|hosts"),
+    ("", "ddp_timeout = 180000000", "leave it out"),
     ("", "use_galore = true", "galore|optimizer"),
     ("", "do_train = true", "run"),
 )

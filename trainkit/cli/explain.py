@@ -32,6 +32,7 @@ def explain(
     """
     from trainkit.hub.recipe import load
     from trainkit.recipe.toml import schema
+    from trainkit.recipe.toml.describe import describe
 
     if not key and recipe.suffix != ".toml" and not recipe.exists():
         raise TrainkitError("explain needs a recipe", hint=f"such as: trainkit explain RECIPE.toml {recipe}")
@@ -51,7 +52,7 @@ def explain(
     lines += [f"  {meaning}" for meaning in _meanings(node, value)]
     section = schema.node_at(parts[:-1], values, language)
     types = schema.types_of(section) if section and parts[-1] == "type" else []
-    lines.append(f"  allowed: {' or '.join(map(json.dumps, types)) or schema.describe(node)}")
+    lines.append(f"  allowed: {' or '.join(map(json.dumps, types)) or describe(node)}")
     if "default" in node and node["default"] is not None and not isinstance(node["default"], dict):
         lines.append(f"  default: {json.dumps(node['default'])}")
     if parts[:2] == ("optimizer", "groups"):
@@ -59,7 +60,7 @@ def explain(
     for name, child in schema.keys_of(node, value).items():
         inner = f"{key}.{name}"
         lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
-        if said := schema.meaning_of(child) or (schema.describe(child) if name != "type" else ""):
+        if said := schema.meaning_of(child) or (describe(child) if name != "type" else ""):
             lines.append(f"    {said}")
     return "\n".join(lines)
 

@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
+from trainkit.recipe.toml.describe import describe
 from trainkit.recipe.toml.layers import SET, all_keys
-from trainkit.recipe.toml.nested import get, put, put_if_free
+from trainkit.recipe.toml.nested import NOTHING, errors_by_key, get, is_table, put, put_if_free
 from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.schema import (
     Node,
     choices,
-    describe,
     has_list,
     has_table,
     keys_of,
@@ -106,7 +106,7 @@ class _Search:
 
     def all(self, error: ValidationError) -> list[Mistake]:
         for _ in range(LOOKS):
-            errors = _with_plain_keys(error, self.data)
+            errors = errors_by_key(error, self.data)
             unknown = [key for key, e in errors if e["type"] == "extra_forbidden"]
             before = len(self.found)
             for key in unknown:
@@ -119,7 +119,7 @@ class _Search:
                     self._missing((*key, *missing.key.split(".")), f"needed because {missing.why}")
                 elif e["type"] == "value_error":
                     self._contradiction(key, str(e["ctx"]["error"]))
-                elif e["type"] == "missing" and get(self.data, key, _NOTHING) is _NOTHING:
+                elif e["type"] == "missing" and get(self.data, key, NOTHING) is NOTHING:
                     self._missing(key)
                 elif not self._was_repaired(key):
                     self._wrong(self._whole(key))
@@ -175,10 +175,10 @@ class _Search:
 
         A table goes there even if it is not quite the same: most of its keys have other names anyway.
         """
-        node, present = self._node(target), get(self.data, target, _NOTHING)
-        if node is not None and has_list(node) and not has_table(node) and _is_table(value):
+        node, present = self._node(target), get(self.data, target, NOTHING)
+        if node is not None and has_list(node) and not has_table(node) and is_table(value):
             entries = value if isinstance(value, list) else [value]
-            if present is _NOTHING and not put_if_free(self.data, target, []):
+            if present is NOTHING and not put_if_free(self.data, target, []):
                 return
             place = get(self.data, target)
             for number, entry in enumerate(entries) if isinstance(place, list) else ():
@@ -233,7 +233,6 @@ class _Search:
         value, node = get(self.data, key), self._node(key)
         assert node is not None, key
         if isinstance(value, dict) and has_table(node):
-            # the error is that of a union's `type`
             key, is_missing, value = (*key, "type"), "type" not in value, value.get("type")
             allowed: list[Any] = types_of(node)
             expected = " or ".join(map(toml_value, allowed))
@@ -289,7 +288,7 @@ class _Search:
         # a person looks at the first key that the message names
         paths = [(*key, name) for name in value if name in words]
         whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
-        if existing := [path for path in whole if get(self.data, path, _NOTHING) is not _NOTHING]:
+        if existing := [path for path in whole if get(self.data, path, NOTHING) is not NOTHING]:
             self.found[message] = Mistake(self._where(existing[0]), message + self._written_as(existing[0]))
             return
         if not key:
@@ -298,34 +297,6 @@ class _Search:
         named = sorted(paths, key=lambda path: message.index(str(path[-1])))
         problem = (f"[{dotted_key(key)}]: {message}" if key else message) + self._written_as(named[0] if named else key)
         self.found[message] = Mistake(self._where(named[0] if named else key), problem)
-
-
-def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[str, Any]]]:
-    """Return pydantic's errors by the keys that a person wrote: one per key, and only the innermost of nested ones.
-
-    Pydantic adds what it tried of a union to the path; no key in the data has that name.
-    """
-    by_key: dict[Key, dict[str, Any]] = {}
-    for item in error.errors(include_url=False, include_input=False):
-        key: Key = ()
-        value = data
-        for position, part in enumerate(item["loc"]):
-            inner = get(value, (part,), default=_NOTHING)
-            if inner is not _NOTHING:
-                key, value = (*key, part), inner
-            elif position == len(item["loc"]) - 1 and item["type"] == "missing" and isinstance(value, dict):
-                key = (*key, part)
-        by_key.setdefault(key, dict(item))
-    outer = {key[:length] for key in by_key for length in range(len(key))}
-    return [(key, item) for key, item in by_key.items() if key not in outer]
-
-
-_NOTHING = object()
-
-
-def _is_table(value: Any) -> bool:
-    """Return whether a value is a table or a list of tables."""
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
 def _part(name: str) -> str | int:

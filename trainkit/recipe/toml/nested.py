@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainkit.recipe.toml.positions import Key
+
+#: In place of a value that is missing.
+NOTHING = object()
 
 
 def get(data: Any, key: Key, default: Any = None) -> Any:
@@ -37,3 +42,28 @@ def put_if_free(data: dict[str, Any], key: Key, value: Any) -> bool:
         return False
     table[key[-1]] = value
     return True
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table or a list of tables."""
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def errors_by_key(error: ValidationError, data: Any) -> list[tuple[Key, dict[str, Any]]]:
+    """Return pydantic's errors by the keys that a person wrote: one per key, and only the innermost of nested ones.
+
+    Pydantic adds what it tried of a union to the path; no key in the data has that name.
+    """
+    by_key: dict[Key, dict[str, Any]] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        key: Key = ()
+        value = data
+        for position, part in enumerate(item["loc"]):
+            inner = get(value, (part,), default=NOTHING)
+            if inner is not NOTHING:
+                key, value = (*key, part), inner
+            elif position == len(item["loc"]) - 1 and item["type"] == "missing" and isinstance(value, dict):
+                key = (*key, part)
+        by_key.setdefault(key, dict(item))
+    outer = {key[:length] for key in by_key for length in range(len(key))}
+    return [(key, item) for key, item in by_key.items() if key not in outer]
