@@ -11,7 +11,7 @@ from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import TrainkitError
 from trainkit.plan.length import count_steps
-from trainkit.plan.size import check_size
+from trainkit.plan.size import BEYOND_RUN, check_size
 from trainkit.recipe.families.sizes import divisors, nearest_divisors
 from trainkit.recipe.spec import MOST
 from trainkit.recipe.toml import schema
@@ -77,6 +77,8 @@ def test_what_no_machine_holds_is_refused_with_the_estimate(tmp_path: Path) -> N
         with pytest.raises(TrainkitError, match=r"need about .* [GT]B; this machine has 100\.0 MB of memory") as raised:
             check_size(recipe, vocab_size=300, memory=lambda: 10**8)
         assert raised.value.where == what
+        with pytest.raises(TrainkitError):
+            check_size(recipe, vocab_size=300, memory=lambda: 10**10, beyond=BEYOND_RUN)
         check_size(recipe, vocab_size=300, memory=lambda: None)
     check_size(load(write(tmp_path)).recipe, vocab_size=300, memory=lambda: pytest.fail("a small recipe asks for it"))
 

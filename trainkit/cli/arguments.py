@@ -86,9 +86,13 @@ def steps_of(text: str) -> tuple[int, int]:
     return first, last
 
 
-def check_machine(loaded: Loaded) -> None:
-    """Raise TrainkitError if a recipe needs a thousand times the memory of this machine."""
-    from trainkit.plan.size import check_size
+def check_machine(loaded: Loaded, *, hosts: int | None = None) -> None:
+    """Raise TrainkitError if a recipe needs far more memory than this machine has.
+
+    Args:
+        hosts: how many machines like this one are about to train it; None if it is only checked.
+    """
+    from trainkit.plan.size import BEYOND, BEYOND_RUN, check_size
     from trainkit.recipe.toml.load import locate_error
 
     def memory() -> int | None:
@@ -99,7 +103,8 @@ def check_machine(loaded: Loaded) -> None:
     tokenizer = loaded.recipe.tokenizer
     trained = tokenizer.train if tokenizer else None
     try:
-        check_size(loaded.recipe, vocab_size=trained.vocab_size if trained else 1, memory=memory)
+        beyond = BEYOND if hosts is None else BEYOND_RUN * hosts
+        check_size(loaded.recipe, vocab_size=trained.vocab_size if trained else 1, memory=memory, beyond=beyond)
     except TrainkitError as error:
         raise locate_error(error, loaded) from None
 

@@ -88,9 +88,9 @@ def run(
         loaded = load(recipe, settings, mode=mode)
         if not smoke:
             check_lengths(loaded, mode)
-            check_machine(loaded)
         else:
             loaded = replace(loaded, recipe=_shorten(loaded.recipe))
+        check_machine(loaded, hosts=hosts.count())
         for note in notes(loaded.recipe) if hosts.is_first() else ():
             complain(f"note: {note}")
         if not smoke and (requeued := hosts.from_first(lambda: run_of_requeued_job(loaded))) is not None:

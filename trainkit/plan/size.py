@@ -10,23 +10,24 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.text import format_bytes, format_count
 
-#: How many times the memory of the machine a refused recipe needs: one for a cluster can be checked on a laptop.
-BEYOND = 1000
+#: How many times the memory of the machine a refused recipe needs: one for a cluster can be checked on a laptop, but is
+#: not trained there.
+BEYOND, BEYOND_RUN = 1000, 10
 #: Bytes that are certainly less than that.
 LARGE = 1e11
 #: Bytes of a parameter or of an activation, and of the token and the target at a position.
 NUMBER, POSITION = 4, 8
 
 
-def check_size(recipe: Recipe, *, vocab_size: int, memory: Callable[[], int | None]) -> None:
-    """Raise TrainkitError if parameters, a sequence or a batch need `BEYOND` times the memory of this machine.
+def check_size(recipe: Recipe, *, vocab_size: int, memory: Callable[[], int | None], beyond: float = BEYOND) -> None:
+    """Raise TrainkitError if parameters, a sequence or a batch need `beyond` times the memory of this machine.
 
     Args:
         vocab_size: entries of the tokenizer, as far as they are known.
         memory: returns the bytes of memory of this machine; it is called only for what no machine holds.
     """
     for key, what, size in _sizes(recipe, vocab_size):
-        if size > LARGE and (own := memory()) is not None and size > BEYOND * own:
+        if size > LARGE and (own := memory()) is not None and size > beyond * own:
             raise TrainkitError(
                 f"{what} need about {format_bytes(size)}; this machine has {format_bytes(own)} of memory",
                 where=key,

@@ -130,7 +130,7 @@ def prepare_training(
             wait([compiling])
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
-        first = int(initial.state.step)
+            first = int(initial.state.step)  # waits for the state
         if not first and recipe.train.steps is None:  # otherwise they were checked before the run was made
             recipe.check_lengths(plan.steps)
         schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
