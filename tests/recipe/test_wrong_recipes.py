@@ -39,12 +39,13 @@ def test_whatever_is_done_to_a_recipe_the_answer_names_the_place_and_the_key(
         ("mutant.toml:3:1: not TOML: expected =", "refused"),
         ("mutant.toml: something is wrong with train.steps", "no place"),
         ("mutant.toml:3: it does not work", "no key"),
+        ("mutant.toml:3: train.epochs = 0: another key than that of the line", "no key"),
         ("mutant.toml: 2 mistakes\n\nmutant.toml:3: train.steps = 0\n\nmodel is wrong", "no place"),
     ],
 )
 def test_a_bad_answer_is_seen(tmp_path: Path, said: str, result: str) -> None:
     path = tmp_path / recipe_mutations.NAME
-    path.write_text("schema = 1\n")
+    path.write_text("schema = 1\n[train]\nsteps = 0\n")
     assert fuzz_recipes.judge(said, path) == result
 
 
