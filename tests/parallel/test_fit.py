@@ -145,9 +145,9 @@ def test_attention_is_chosen_for_all_lengths_of_batches_and_not_for_the_longest_
     made, chosen = Recipe.model_validate(values), []
     choose = devices.choose_attention
 
-    def noted(device, compute, head_width, length, segments, special):
+    def noted(device, compute, head_width, length, *others):
         chosen.append(length)
-        return choose(device, compute, head_width, length, segments, special)
+        return choose(device, compute, head_width, length, *others)
 
     monkeypatch.setattr(devices, "choose_attention", noted)
     build(made, planned(made))
