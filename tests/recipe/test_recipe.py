@@ -258,7 +258,7 @@ def test_a_recipe_that_extends_itself_or_nothing_names_the_chain(tmp_path, monke
     write(tmp_path, 'extends = "a.toml"', "b.toml")
     assert wrong(Path("a.toml")).startswith("a.toml -> b.toml:1: extends -> a.toml: a recipe extends itself")
     write(tmp_path, 'extends = "bb.toml"', "c.toml")
-    assert wrong(Path("c.toml")) == "c.toml:1 -> bb.toml: there is no such file\nhint: did you mean b.toml?"
+    assert wrong(Path("c.toml")) == "c.toml:1: extends -> bb.toml: there is no such file\nhint: did you mean b.toml?"
     write(tmp_path, "\nextends = [1]", "d.toml")
     assert "d.toml:2: extends takes a path" in wrong(Path("d.toml"))
 
