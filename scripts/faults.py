@@ -1,8 +1,9 @@
 """Do to real runs what disks, power and people do, and count what is lost.
 
-uv run python scripts/faults.py                          # all kinds in full: many hours; writes docs/reliability.md
-uv run python scripts/faults.py bit-flips --times 500    # one kind, so many faults; writes nothing
-uv run python scripts/faults.py --short                  # every kind in at most four minutes together; writes nothing
+uv run python scripts/faults.py --write                  # all kinds in full: hours; writes docs/reliability.md
+uv run python scripts/faults.py kills --write            # one kind in full; writes its row
+uv run python scripts/faults.py bit-flips --times 500    # one kind, so many faults
+uv run python scripts/faults.py --short                  # every kind, in at most four minutes together
 
 A kind is a function `(workplace, times, chance) -> Iterator[Outcome]` in a file of `scripts/fault_kinds/`, listed in
 `KINDS`. An outcome is `exact` (what an uninterrupted run has, bit for bit), `fell back` (the same, from an older
@@ -13,15 +14,15 @@ checkpoint), `refused` (with a message that names the file), `reported` (the run
 from __future__ import annotations
 
 import argparse
-import datetime
+import multiprocessing
 import os
-import platform
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +30,8 @@ from fault_kinds.bit_flips import flip_bits
 from fault_kinds.kills import kill_trainers
 from fault_kinds.power_cuts import cut_power
 from fault_kinds.soak import soak
-from fault_kinds.workplace import OUTCOMES, Outcome, Workplace
-
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "reliability.md"
-HEAD = """\
-# Faults that were tried
-
-`scripts/faults.py` did this to real runs and wrote this table. *Exact*: the run ended with the same bits as one that
-nothing happened to. *Fell back*: the same, after it continued from an older checkpoint. *Refused*: it ended with a
-message that names the damaged file. *Reported*: it went on and said what differs. *Lost*: committed work was gone.
-*Wrong*: another result without a word.
-
-"""
+from fault_kinds.table import DOCUMENT, Row, written
+from fault_kinds.workplace import Outcome, Workplace
 
 
 class Kind(NamedTuple):
@@ -50,13 +40,15 @@ class Kind(NamedTuple):
     attempt: Callable[[Workplace, int, random.Random], Iterator[Outcome]]
     short: int
     long: int
+    parallel: bool = True
+    """Whether several processes may share the work."""
 
 
 KINDS = {
     "power-cuts": Kind(cut_power, short=2, long=200),
     "bit-flips": Kind(flip_bits, short=200, long=20_000),
     "kills": Kind(kill_trainers, short=4, long=1000),
-    "soak": Kind(soak, short=1, long=99),  # thousands of steps, after the first thousand
+    "soak": Kind(soak, short=1, long=99, parallel=False),  # thousands of steps, after the first thousand
 }
 
 
@@ -67,53 +59,48 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="few of each kind")
     parser.add_argument("--times", type=int, help="so many of each kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="by default one for each core")
+    parser.add_argument("--write", action="store_true", help=f"write the rows of these kinds to {DOCUMENT.name}")
     arguments = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory(prefix="faults-") as place:
-        workplace = Workplace.make(Path(place))
-        for name in arguments.kinds or KINDS:
-            kind = KINDS[name]
-            times = arguments.times or (kind.short if arguments.short else kind.long)
-            rows.append(try_kind(name, kind, workplace, times, random.Random(f"{arguments.seed} {name}")))
-            print(rows[-1], flush=True)
-    table = table_of(rows)
-    print(f"\n{table}")
-    if not (arguments.short or arguments.times or arguments.kinds):
-        DOCUMENT.write_text(HEAD + table)
-    return int(any(row.counts["lost"] or row.counts["wrong"] for row in rows))
+    for name in arguments.kinds or KINDS:
+        kind = KINDS[name]
+        times = arguments.times or (kind.short if arguments.short else kind.long)
+        rows += try_kind(name, times, seed=arguments.seed, processes=arguments.processes)
+        print(*rows[-1:], flush=True)
+        if arguments.write:  # after each kind, which may have taken hours
+            DOCUMENT.write_text(written(DOCUMENT.read_text() if DOCUMENT.exists() else "", rows))
+    print(f"\n{written('', rows)}")
+    return int(any(row.is_bad for row in rows))
 
 
-class Row(NamedTuple):
-    """What became of the faults of one kind."""
-
-    kind: str
-    tried: int
-    counts: Counter[str]
-    seconds: float
-
-    def __str__(self) -> str:
-        counts = " | ".join(str(self.counts[outcome]) for outcome in OUTCOMES)
-        return f"| {self.kind} | {self.tried} | {counts} | {self.seconds / 60:.1f} min |"
-
-
-def try_kind(name: str, kind: Kind, workplace: Workplace, times: int, chance: random.Random) -> Row:
-    """Try a kind of fault so many times, and print what was lost or wrong at once."""
-    counts: Counter[str] = Counter()
+def try_kind(name: str, times: int, *, seed: int, processes: int) -> list[Row]:
+    """Try a kind of fault so many times, and return its row of the table, followed by one for each kind of file."""
+    processes = min(processes, times) if KINDS[name].parallel else 1
+    shares = [times // processes + (number < times % processes) for number in range(processes)]
+    seeds = [f"{seed} {name} {number}" for number in range(processes)]
     started = time.monotonic()
-    for outcome in kind.attempt(workplace, times, chance):
-        counts[outcome.result] += 1
-        if counts.total() % 10 == 0:
-            print(f"{name}: {counts.total()} of {times}: {dict(counts)}", file=sys.stderr, flush=True)
-        if outcome.result in ("lost", "wrong"):
-            print(f"{name}: {outcome.result}: {outcome.what}", file=sys.stderr, flush=True)
-    return Row(name, counts.total(), counts, time.monotonic() - started)
+    if processes == 1:
+        tallies = [try_share(name, times, seeds[0])]
+    else:
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            tallies = list(pool.map(try_share, [name] * processes, shares, seeds))
+    tally = sum(tallies, Counter[tuple[str, bool, str]]())
+    return [*Row.of(name, tally, seconds=time.monotonic() - started)]
 
 
-def table_of(rows: list[Row]) -> str:
-    """Return the table in Markdown, with the date and the machine below it."""
-    head = f"| kind | tried | {' | '.join(OUTCOMES)} | time |\n|---|{'---|' * (len(OUTCOMES) + 2)}\n"
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return head + "".join(f"{row}\n" for row in rows) + f"\n{datetime.date.today():%Y-%m-%d}, {machine}.\n"
+def try_share(name: str, times: int, seed: str) -> Counter[tuple[str, bool, str]]:
+    """Return how often there was each outcome: (kind of file, whether a process resumed the run, result)."""
+    tally: Counter[tuple[str, bool, str]] = Counter()
+    with tempfile.TemporaryDirectory(prefix="faults-") as place:
+        workplace = Workplace.make(Path(place) / "work")
+        for outcome in KINDS[name].attempt(workplace, times, random.Random(seed)):
+            tally[outcome.where, outcome.resumed, outcome.result] += 1
+            if tally.total() % 100 == 0:
+                print(f"{seed}: {tally.total()} of {times}", file=sys.stderr, flush=True)
+            if outcome.result in ("lost", "wrong"):
+                print(f"{name}: {outcome.result}: {outcome.what}", file=sys.stderr, flush=True)
+    return tally
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Flipped bits: one bit of one file of a finished run, of its checkpoints or of the cache, after each of which
-everything is read that a resume reads: the recipe, the tokenizer, the data, the state and the log.
+"""Flipped bits: one bit of one file of a run that was killed, of its checkpoints or of the cache.
 
-Reading this in one process takes a fraction of the time of a resume, so that thousands of bits can be tried. One flip
-in `RESUMED_EVERY` is followed by a real resume from an older step too.
+After each flip this process reads everything that a resume reads: recipe, tokenizer, training and validation data,
+state and log. A step is a function of these alone, so that a run in which they are as they were ends as it would have.
+This takes a fraction of the time of a resume, so that many thousand bits can be tried. One flip in `RESUMED_EVERY` is
+judged by a process that really resumes the run and trains it to its end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,57 +20,78 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fault_kinds.workplace import NAME, STEPS, Outcome, Workplace, copy_of, judge, trainkit
+from fault_kinds.workplace import NAME, STEPS, Outcome, Snapshot, Workplace, cut_off, judge, trainkit
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.store import step_directories
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.batches.evaluation_set import evaluation_sets
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME as LOG
 from trainkit.events.log import damage
 from trainkit.run.resume import prepare
+from trainkit.rundir import checkpoint_files
 
-RESUMED_EVERY = 100
+RESUMED_EVERY = 50
+#: The last step before the run was killed: not that of a checkpoint.
+KILLED_AFTER = 20
 #: Files that a resume does not read: written for people, locks, and what is made again.
 UNREAD = ("trainer.log", "lock", "events.index", "generation_config.json")
 
 
 def flip_bits(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
     """Flip a random bit of a random file, each kind of file equally often, and yield what became of each."""
-    pristine = workplace.directory.with_name(workplace.directory.name + "-pristine")
-    copy_of(workplace.directory, pristine)
+    directory = workplace.directory.with_name(workplace.directory.name + "-flipped")
+    # at the place where it was made: the recipe has absolute paths
+    shutil.move(workplace.directory, directory)
+    shutil.copytree(directory, workplace.directory, symlinks=True)
     try:
-        expected = _everything(workplace.directory)
-        states = {int(path.name): (_digest(_leaves(path)), _log(path)) for path in step_directories(workplace.run)}
-        by_kind = _files_by_kind(workplace.directory)
-        for number in range(times):
-            kind = sorted(by_kind)[number % len(by_kind)]
-            path = chance.choice(by_kind[kind])
-            what = _flip(path, chance)
-            if number % RESUMED_EVERY == RESUMED_EVERY - 1:
-                done = trainkit(workplace.directory, "resume", f"{NAME}/{STEPS // 2}", "--plain")
-                yield judge(workplace, workplace.run, done, what)
-            else:
-                yield _outcome(workplace.directory, expected, states, what)
-            copy_of(pristine, workplace.directory)
+        yield from _flip_bits(workplace, times, chance)
     finally:
-        copy_of(pristine, workplace.directory)
-        shutil.rmtree(pristine)
+        shutil.rmtree(workplace.directory)
+        shutil.move(directory, workplace.directory)
+
+
+def _flip_bits(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
+    cut_off(workplace.run, after=KILLED_AFTER)
+    snapshot, expected = Snapshot(workplace.directory), _everything(workplace.directory)
+    snapshot.restore()
+    states = {int(path.name): (_digest(_leaves(path)), _log(path)) for path in step_directories(workplace.run)}
+    by_kind = _files_by_kind(workplace.directory)
+    for number in range(times):
+        turn, place = divmod(number, len(by_kind))
+        kind = sorted(by_kind)[place]
+        path = chance.choice(by_kind[kind])
+        what = _flip(path, chance)
+        if resumed := (turn + place) % RESUMED_EVERY == 0:  # each kind of file in its turn
+            done = trainkit(workplace.directory, "resume", NAME, "--plain")
+            outcome = judge(workplace, workplace.run, done, what)
+        else:
+            outcome = _outcome(workplace.directory, expected, states, what)
+        yield outcome._replace(where=kind, resumed=resumed)
+        snapshot.restore()
 
 
 def _files_by_kind(directory: Path) -> dict[str, list[Path]]:
-    """Return the files that are not empty, by their suffix and the directory that they are in."""
+    """Return the files that are not empty by what they are: their path without numbers and names of arrays."""
     found: dict[str, list[Path]] = {}
     for root in ("runs", "cache"):
         for path in sorted((directory / root).rglob("*")):
             parts = path.relative_to(directory).parts
             if path.is_file() and path.stat().st_size and path.name not in UNREAD and "locks" not in parts:
-                place = "/".join(part for part in parts[:-1] if not part.isdecimal())
-                kind = "arrays" if "arrays" in parts else f"{place} {path.suffix}"
-                found.setdefault(kind if root == "cache" or "arrays" in kind else path.name, []).append(path)
+                found.setdefault(_kind(parts), []).append(path)
     return found
+
+
+def _kind(parts: tuple[str, ...]) -> str:
+    if "arrays" in parts:
+        return f"checkpoint: arrays{' (metadata)' * parts[-1].endswith('.json')}"
+    if parts[0] == "runs":
+        return f"{'checkpoint' if 'checkpoints' in parts else 'run'}: {parts[-1]}"
+    name = re.sub(r"[0-9a-f]{8,}", "KEY", parts[-1])
+    return f"cache: {'/'.join([*(part for part in parts[1:-1] if not re.search('[0-9a-f]{8,}', part)), name])}"
 
 
 def _flip(path: Path, chance: random.Random) -> str:
@@ -86,9 +109,16 @@ def _outcome(directory: Path, expected: Found, states: dict[int, tuple[str, str]
         return Outcome("refused", f"{what}: {error}")
     except Exception as error:  # a traceback is no message
         return Outcome("lost", f"{what}: {type(error).__name__}: {error}")
+    return compare(found, expected, states, what)
+
+
+def compare(found: Found, expected: Found, states: dict[int, tuple[str, str]], what: str) -> Outcome:
+    """Return what a resume would make of what it finds, if `states` are the digests of state and log at each step."""
     parts = {"recipe": found.recipe == expected.recipe, "data": found.data == expected.data}
     state, log = states[found.step]
     parts |= {"state": found.state == state, "log": found.log == log}
+    # a mark that cannot be read is made again from the log
+    parts |= {"best": found.best in (expected.best, "None")}
     if other := [part for part, same in parts.items() if not same and part not in found.reported]:
         return Outcome("wrong", f"{what}: other {' and '.join(other)}")
     if not all(parts.values()):
@@ -104,6 +134,8 @@ class Found(NamedTuple):
     state: str
     step: int
     log: str
+    best: str
+    """The mark of the best checkpoint."""
     reported: tuple[str, ...]
     """The parts of which a resume says that they differ."""
 
@@ -113,7 +145,7 @@ def _everything(directory: Path) -> Found:
     run = directory / "runs" / NAME
     with contextlib.chdir(directory):
         resumption = prepare(
-            run, step=STEPS // 2, overrides=(), reset_optimizer=False, forget_commands=False, raise_rate=False
+            run, step=None, overrides=(), reset_optimizer=False, forget_commands=False, raise_rate=False
         )
         recipe = resumption.loaded.recipe
         own = recorded.with_own_tokenizer(recipe, run)
@@ -122,15 +154,24 @@ def _everything(directory: Path) -> Found:
         assert restored is not None, "the run has checkpoints"
         with contextlib.closing(cache):
             recorded.check_same_data(cache, recipe, restored[1].data, where=run)
-            data = TrainSet(cache, recipe)
-            batches = [data.batch(step) for step in range(STEPS)]
-    content = [cache.fingerprint, *(batch[name] for batch in batches for name in sorted(batch))]
-    mark = restored[1].log
-    assert mark is not None, "every checkpoint knows the log"
+            train = TrainSet(cache, recipe)
+            tests = evaluation_sets(cache.directory, cache.validation, recipe, at_once=8)
+            batches = [train.batch(step) for step in range(STEPS)]
+            batches += [test.batch(index) for test in tests.values() for index in range(len(test))]
+            content = [cache.fingerprint, *(batch[name] for batch in batches for name in sorted(batch))]
+    manifest = restored[1]
+    assert manifest.log is not None, "every checkpoint knows the log"
     reported = ["recipe"] if any(note.startswith("recipe: ") for note in resumption.notes) else []
-    reported += ["log"] if damage(run, mark, step=restored[1].step, attempt=1) else []
-    log, step = _log(run / "checkpoints" / str(restored[1].step)), restored[1].step
-    return Found(recipe.fingerprint(), _digest(content), _digest(restored[0]), step, log, tuple(reported))
+    reported += ["log"] if damage(run, manifest.log, step=manifest.step, attempt=1) else []
+    return Found(
+        recipe.fingerprint(),
+        _digest(content),
+        _digest(restored[0]),
+        manifest.step,
+        _log(run / "checkpoints" / str(manifest.step)),
+        str(checkpoint_files.best(run)),
+        tuple(reported),
+    )
 
 
 def _leaves(checkpoint: Path) -> list[Any]:

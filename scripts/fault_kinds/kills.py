@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fault_kinds.workplace import NAME, Outcome, Workplace, judge, trainkit, write_inputs
-from trainkit.events.log import NAME as LOG
+from fault_kinds.workplace import NAME, Outcome, Workplace, judge, lines_of, trainkit, write_inputs
 
 #: How often a run is killed before it may end.
 KILLS_PER_RUN = 8
@@ -28,29 +28,30 @@ def kill_trainers(workplace: Workplace, times: int, chance: random.Random) -> It
     """Kill runs at random moments, and yield for each kill how its run ended."""
     while times > 0:
         with tempfile.TemporaryDirectory(prefix="kills-") as directory:
-            place = Path(directory) / "work"
+            place, moments = Path(directory) / "work", list[str]()
             write_inputs(place)
-            moments = [_start_and_kill(place, chance) for _ in range(min(times, KILLS_PER_RUN))]
-            times -= len(moments)
+            while len(moments) < min(times, KILLS_PER_RUN) and (moment := _start_and_kill(place, chance)):
+                moments.append(moment)
             outcome = _end(workplace, place, "; ".join(moments))
             yield from (outcome for _ in moments)
+            times -= len(moments)
 
 
 def _start_and_kill(place: Path, chance: random.Random) -> str:
-    """Start or resume the run, kill its trainer at a random moment, and return that moment in words."""
-    command, log = _command(place), place / "runs" / NAME / LOG
-    events = None if chance.random() < BEFORE_EVENTS else _lines(log) + chance.randint(1, LATEST_EVENT)
+    """Start or resume the run, kill its trainer at a random moment, and return that moment in words; nothing if the
+    trainer ended before."""
+    command, run = _command(place), place / "runs" / NAME
+    events = None if chance.random() < BEFORE_EVENTS else lines_of(run) + chance.randint(1, LATEST_EVENT)
     seconds = chance.uniform(0, START_SECONDS if events is None else SECONDS_AFTER)
     trainer = subprocess.Popen(
         [sys.executable, "-m", "trainkit", *command], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while events is not None and trainer.poll() is None and _lines(log) < events:
+    while events is not None and trainer.poll() is None and lines_of(run) < events:
         time.sleep(0.002)
     with contextlib.suppress(subprocess.TimeoutExpired):
         trainer.wait(seconds)
     trainer.kill()
-    trainer.wait()
-    return f"{command[0]} killed with {_lines(log)} lines in the log"
+    return f"{command[0]} killed with {lines_of(run)} lines in the log" * (trainer.wait() == -signal.SIGKILL)
 
 
 def _command(place: Path) -> list[str]:
@@ -58,14 +59,7 @@ def _command(place: Path) -> list[str]:
     return ["resume", NAME, "--plain"] if exists else ["run", "tiny.toml", "--plain"]
 
 
-def _lines(log: Path) -> int:
-    return log.read_bytes().count(b"\n") if log.exists() else 0
-
-
 def _end(workplace: Workplace, place: Path, what: str) -> Outcome:
     """Let a run go on to its end, and return what became of it."""
-    done = trainkit(place, *_command(place))
-    if done.returncode == 2 and "the run is finished" in done.stderr:
-        done = subprocess.CompletedProcess([], 0, "", "")
-    outcome = judge(workplace, place / "runs" / NAME, done, what)
-    return Outcome("lost", outcome.what) if outcome.result == "refused" else outcome
+    outcome = judge(workplace, place / "runs" / NAME, trainkit(place, *_command(place)), what)
+    return outcome._replace(result="lost") if outcome.result == "refused" else outcome

@@ -1,7 +1,8 @@
 """Power cuts: a run trains on a file system in a file, which is copied while the run is stopped, as a disk that loses
 its power keeps it. The run is then resumed on the copy.
 
-What was written and not flushed is not in the copy, or only in part. Mounting needs root.
+What was written and not flushed is not in the copy, or only in part. A copy during which the kernel wrote to the file
+is made again: it would have parts of two moments, which no power cut leaves. Mounting needs root.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fault_kinds.workplace import NAME, Outcome, Workplace, judge, trainkit, write_inputs
+from fault_kinds.workplace import NAME, Outcome, Workplace, judge, lines_of, trainkit, write_inputs
 
 IMAGE_BYTES = 128 << 20
 #: How often a run is cut: the disk is copied so many times while it trains.
 CUTS_PER_RUN = 4
+#: The most lines that the log grows by between two cuts, and the most seconds after the last of them.
+LINES, SECONDS = 20, 0.03
 
 
 def cut_power(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
@@ -32,12 +35,13 @@ def cut_power(workplace: Workplace, times: int, chance: random.Random) -> Iterat
         return
     while times > 0:
         with tempfile.TemporaryDirectory(prefix="power-") as place:
-            directory, number = Path(place), min(times, CUTS_PER_RUN)
-            for image, moment in _images(directory, number, chance):
+            directory = Path(place)
+            images = _images(directory, min(times, CUTS_PER_RUN), chance)
+            for image, moment in images:
                 with _mounted(image, directory / "disk"):
                     yield _resumed(workplace, directory / "disk" / "work", moment)
                 image.unlink()
-        times -= number
+        times -= len(images)
 
 
 def _images(directory: Path, number: int, chance: random.Random) -> list[tuple[Path, str]]:
@@ -53,11 +57,10 @@ def _images(directory: Path, number: int, chance: random.Random) -> list[tuple[P
         subprocess.run(["sync", "-f", disk], check=True)
         trainer = _start(disk / "work")
         try:
-            while len(found) < number and trainer.poll() is None:
-                time.sleep(chance.uniform(0.02, 0.6))
+            while len(found) < number and _wait_for_moment(trainer, disk / "work" / "runs" / NAME, chance):
                 trainer.send_signal(signal.SIGSTOP)
                 copy = directory / f"cut-{len(found)}.img"
-                subprocess.run(["cp", "--sparse=always", image, copy], check=True)
+                _copy(image, copy, disk)
                 found.append((copy, _moment(disk / "work" / "runs" / NAME)))
                 trainer.send_signal(signal.SIGCONT)
         finally:
@@ -75,6 +78,32 @@ def _start(place: Path) -> subprocess.Popen[bytes]:
     return trainer
 
 
+def _wait_for_moment(trainer: subprocess.Popen[bytes], run: Path, chance: random.Random) -> bool:
+    """Return at a random moment of the run, and whether the trainer still lives."""
+    until = lines_of(run) + chance.randint(0, LINES)
+    while trainer.poll() is None and lines_of(run) < until:
+        time.sleep(0.002)
+    time.sleep(chance.uniform(0, SECONDS))
+    return trainer.poll() is None
+
+
+def _copy(image: Path, to: Path, disk: Path) -> None:
+    """Copy the file in which a file system is, as it is at one moment."""
+    device = os.stat(disk).st_dev
+    counters = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    while True:
+        before = _writes(counters)
+        subprocess.run(["cp", "--sparse=always", image, to], check=True)
+        if before == _writes(counters):
+            return
+
+
+def _writes(counters: Path) -> tuple[str, ...]:
+    """Return how often a device was written to and flushed, and how much of it is under way."""
+    fields = counters.read_text().split()
+    return fields[4], fields[8], *fields[15:16]
+
+
 def _moment(run: Path) -> str:
     steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdecimal())
     return f"cut with the checkpoints {steps}"
@@ -88,14 +117,7 @@ def _resumed(workplace: Workplace, place: Path, moment: str) -> Outcome:
     empty = [str(path.relative_to(run)) for path in run.rglob("*.json*") if path.stat().st_size == 0]
     done = trainkit(place, "resume", NAME, "--plain")
     outcome = judge(workplace, run, done, f"{moment}; empty: {empty}")
-    if outcome.result == "refused":
-        finished = "the run is finished" in done.stderr
-        return (
-            judge(workplace, run, subprocess.CompletedProcess([], 0, "", ""), moment)
-            if finished
-            else Outcome("lost", outcome.what)
-        )
-    return outcome
+    return outcome._replace(result="lost") if outcome.result == "refused" else outcome
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.checkpoint import store
+from trainkit.events.log import NAME as LOG
 from trainkit.events.log import read
 
 OUTCOMES = ("exact", "fell back", "refused", "reported", "lost", "wrong")
@@ -43,6 +45,7 @@ micro_batch_size = 1
 learning_rate = 1e-2
 [checkpoint]
 keep_every = 6
+best = {{ metric = "validation/held-out/loss", mode = "min" }}
 [evaluate]
 every = 12
 [track]
@@ -58,6 +61,10 @@ class Outcome(NamedTuple):
     """One of `OUTCOMES`."""
     what: str = ""
     """The fault, and what it did."""
+    where: str = ""
+    """The kind of file that it was in."""
+    resumed: bool = True
+    """Whether a process resumed the run to its end; otherwise what it would read was compared."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,11 @@ def losses_of(run: Path) -> dict[int, float]:
     return {event["step"]: event["metrics"]["train/loss"] for event in read(run) if event["type"] == "step"}
 
 
+def lines_of(run: Path) -> int:
+    """Return the lines of a run's log."""
+    return (run / LOG).read_bytes().count(b"\n") if (run / LOG).exists() else 0
+
+
 def judge(workplace: Workplace, run: Path, done: subprocess.CompletedProcess[str], what: str) -> Outcome:
     """Return what became of a run that was resumed to its end."""
     if done.returncode not in (0, 1, 2) or "Traceback" in done.stderr:
@@ -130,7 +142,49 @@ def judge(workplace: Workplace, run: Path, done: subprocess.CompletedProcess[str
     return Outcome("fell back" if "is damaged and was skipped" in done.stdout else "exact", what)
 
 
-def copy_of(directory: Path, to: Path) -> None:
-    """Replace a directory by a copy of another one."""
-    shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(directory, to, symlinks=True)
+class Snapshot:
+    """The files in a directory, which can be brought back after a fault and what followed it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._directories, self._files = set[Path](), dict[Path, tuple[bytes, os.stat_result]]()
+        for path in directory.rglob("*"):
+            if path.is_file():
+                self._files[path] = path.read_bytes(), path.stat()
+            elif path.is_dir():
+                self._directories.add(path)
+
+    def restore(self) -> None:
+        """Remove new files, and write those again that are gone or were written since."""
+        for root, directories, names in os.walk(self._directory, topdown=False):
+            for path in (Path(root, name) for name in names):
+                if path not in self._files:
+                    path.unlink()
+            for path in (Path(root, name) for name in directories):
+                if path not in self._directories:
+                    path.rmdir()
+        for path in sorted(self._directories):
+            path.mkdir(exist_ok=True)
+        for path, (content, before) in self._files.items():
+            if not path.exists() or _signature(path.stat()) != _signature(before):
+                path.write_bytes(content)
+                path.chmod(before.st_mode)
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _signature(seen: os.stat_result) -> tuple[int, int]:
+    return seen.st_mtime_ns, seen.st_size
+
+
+def cut_off(run: Path, *, after: int) -> None:
+    """Make a finished run one that was killed after this step: without later checkpoints and the rest of its log."""
+    for path in store.step_directories(run):
+        if int(path.name) > after:
+            shutil.rmtree(path)
+    log, kept = run / LOG, bytearray()
+    for line in log.read_bytes().splitlines(keepends=True):
+        kept += line
+        event = json.loads(line)
+        if (event["type"], event["step"]) == ("step", after):
+            break
+    log.write_bytes(kept)

@@ -1,0 +1,47 @@
+"""What `scripts/faults.py` tries by the thousand, tried a few times here, and that its judge finds what is wrong."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+import trainer
+from places import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from fault_kinds import bit_flips, workplace
+from fault_kinds.workplace import Workplace
+
+FLIPS = 48
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A finished run, which is trained in a process that is forked and not started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workplace, "trainkit", trainer.trainkit)
+        return Workplace.make(tmp_path_factory.mktemp("faults") / "work")
+
+
+def test_a_flipped_bit_in_any_file_is_found_or_changes_nothing(place: Workplace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bit_flips, "RESUMED_EVERY", FLIPS)
+    monkeypatch.setattr(bit_flips, "trainkit", trainer.trainkit)
+    outcomes = list(bit_flips.flip_bits(place, FLIPS, random.Random(2)))
+    assert not [outcome for outcome in outcomes if outcome.result in ("lost", "wrong")]
+    assert {"exact", "refused"} <= {outcome.result for outcome in outcomes}
+    assert any(outcome.resumed for outcome in outcomes), "a process judged some of them"
+
+
+@pytest.mark.parametrize("part", ["recipe", "data", "state", "log", "best"])
+def test_what_a_resume_would_read_differently_without_a_word_is_wrong(place: Workplace, part: str):
+    expected = bit_flips.Found("recipe", "data", "state", 18, "log", "best", reported=())
+    found = expected._replace(**{part: "other"})
+    states = {18: ("state", "log")}
+    assert bit_flips.compare(found, expected, states, "bit 0").result == "wrong"
+    assert bit_flips.compare(found._replace(reported=(part,)), expected, states, "bit 0").result == "reported"
+    assert bit_flips.compare(expected, expected, states, "bit 0").result == "exact"
+    states[12] = ("older state", "shorter log")
+    older = expected._replace(step=12, state="older state", log="shorter log")
+    assert bit_flips.compare(older, expected, states, "bit 0").result == "fell back"
