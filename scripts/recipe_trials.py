@@ -5,23 +5,28 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
+import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-#: Seconds for two steps, after which the stacks of all threads are printed.
-SMOKE = 120
+#: Seconds of CPU time for two steps, and of any time, after which the stacks of all threads are printed.
+PROCESSOR, SMOKE = 120, 600
+#: The code of a run that took too long.
+TOO_LONG = 124
 #: What a run imports; none of it opens a device or starts a thread.
 HEAVY = ("jax", "equinox", "optax", "numpy", "trainkit.hub.recipe", "trainkit.run.setup", "trainkit.run.attempt")
 
 
-def trial(path: Path, output: Path) -> tuple[int, str]:
-    """Return (exit code, output) of `trainkit run PATH --smoke`; 124 where it took too long.
+def trial(path: Path, output: Path, settings: Sequence[str] = ()) -> tuple[int, str]:
+    """Return (exit code, output) of `trainkit run PATH --smoke`; the code is `TOO_LONG` where it took too long.
 
     Args:
         output: a file that is replaced.
+        settings: what `--set` changes.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -31,12 +36,13 @@ def trial(path: Path, output: Path) -> tuple[int, str]:
         import_module(module)
     sys.stdout.flush()
     if (child := os.fork()) == 0:
-        _run(path, output)
+        _run(path, output, settings)
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
+    code, said = os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
+    return TOO_LONG if code == -signal.SIGXCPU or "Timeout (" in said else code, said
 
 
-def _run(path: Path, output: Path) -> NoReturn:
+def _run(path: Path, output: Path, settings: Sequence[str]) -> NoReturn:
     """Be the command, in a session of its own, and exit."""
     code = 1
     try:
@@ -46,10 +52,18 @@ def _run(path: Path, output: Path) -> NoReturn:
         os.dup2(file, 1)
         os.dup2(file, 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR + 10))
+        faulthandler.register(signal.SIGXCPU, chain=True)
         faulthandler.dump_traceback_later(SMOKE, exit=True)
         from trainkit.cli import main
 
-        sys.argv = ["trainkit", "run", path.name, "--smoke"]
+        sys.argv = [
+            "trainkit",
+            "run",
+            path.name,
+            "--smoke",
+            *(word for setting in settings for word in ("--set", setting)),
+        ]
         main()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1

@@ -26,7 +26,7 @@ from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.schema import (
     Node,
     choices,
-    has_list,
+    entry_of,
     has_table,
     keys_of,
     leaves,
@@ -137,10 +137,15 @@ class _Search:
         return node_at(key, self.data, self.language)
 
     def _where(self, key: Key) -> Origin:
-        found = self.origin(self._as_written(key))
-        moved = (source for target, source in self.written.items() if target[:1] == key[:1])
-        # a section that the file has not, but for a key that belongs there
-        return self.origin(next(moved, key)) if not found.line and not found.file.startswith(str(SET)) else found
+        return self.origin(self._source(key))
+
+    def _source(self, key: Key) -> Key:
+        """Return the key that stands in the file: as written, or one that a repair moved into a section it has not."""
+        written = self._as_written(key)
+        found = self.origin(written)
+        if found.line or found.file.startswith(str(SET)):
+            return written
+        return next((source for target, source in self.written.items() if target[:1] == key[:1]), key)
 
     def _as_written(self, key: Key) -> Key:
         """Return the key that a repair gave this name."""
@@ -151,8 +156,9 @@ class _Search:
 
     def _written_as(self, key: Key) -> str:
         """Return the name that stands in the file, in brackets, where a repair moved the value to another key."""
-        source = self._as_written(key)
-        return f" (written as {dotted_key(source)})" if source[-1:] != key[-1:] else ""
+        source = self._source(key)
+        names = [[part for part in path if isinstance(part, str)][-1:] for path in (source, key)]
+        return f" (written as {dotted_key(source)})" if names[0] != names[1] else ""
 
     def _unknown(self, key: Key) -> None:
         section, name = key[:-1], str(key[-1])
@@ -176,7 +182,7 @@ class _Search:
         A table goes there even if it is not quite the same: most of its keys have other names anyway.
         """
         node, present = self._node(target), get(self.data, target, NOTHING)
-        if node is not None and has_list(node) and not has_table(node) and is_table(value):
+        if node is not None and not has_table(node) and has_table(entry_of(node)) and is_table(value):
             entries = value if isinstance(value, list) else [value]
             if present is NOTHING and not put_if_free(self.data, target, []):
                 return
@@ -289,6 +295,8 @@ class _Search:
         paths = [(*key, name) for name in value if name in words]
         whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
         if existing := [path for path in whole if get(self.data, path, NOTHING) is not NOTHING]:
+            if any(known[: len(existing[0])] == existing[0] for known in self.repaired):
+                return
             self.found[message] = Mistake(self._where(existing[0]), message + self._written_as(existing[0]))
             return
         if not key:

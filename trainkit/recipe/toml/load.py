@@ -23,7 +23,6 @@ from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table
 from trainkit.recipe.toml.modes import BUILT_IN, FULL, check_mode, in_mode, take_modes
 from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
-from trainkit.recipe.toml.recorded_values import validate_recorded
 from trainkit.recipe.toml.values import Secrets, flat, pair
 from trainkit.redaction import redact
 
@@ -119,7 +118,12 @@ def _check(
     if look_up_adapter is not None:
         layer = put_below(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
-        recipe = validate_recorded(language, layer) if resolved else language.model_validate(with_tuples(layer.table))
+        if not resolved:
+            recipe = language.model_validate(with_tuples(layer.table))
+        else:
+            from trainkit.recipe.toml.recorded_values import validate_recorded
+
+            recipe = validate_recorded(language, layer)
     except ValidationError as error:
         from trainkit.recipe.toml.diagnosis import diagnose
 

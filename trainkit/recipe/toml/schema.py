@@ -137,6 +137,11 @@ def has_list(node: Node) -> bool:
     return any(branch.get("type") == "array" for branch in branches(node))
 
 
+def entry_of(node: Node) -> Node:
+    """Return the schema of the entries of a list; an empty one, which allows nothing, where a node allows no list."""
+    return next((branch["items"] for branch in branches(node) if isinstance(branch.get("items"), dict)), {})
+
+
 def leaves(language: type[Recipe] = Recipe) -> Iterator[Key]:
     """Yield every key of every table outside lists, tables included, in all of its types."""
 
