@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     """What `check` said of a mutant."""
 
     result: str
-    """`accepted`, `refused`, or how the answer is bad: `hang`, `fault`, `no place`, `no key`; of two steps `late`, `slow`."""
+    """`accepted`, `refused`, or how it is bad: `hang`, `fault`, `no place`, `no key`; of two steps `late` or `slow`."""
     said: str
 
 
