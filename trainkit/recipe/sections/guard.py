@@ -25,7 +25,7 @@ class Guard(Spec):
     threshold: Positive = 6.0
     """Robust z-score above which a loss is a spike: 0.6745 times its distance from the median of the last losses, in
     median distances from that median (Iglewicz and Hoaglin 1993)."""
-    window: Annotated[int, Field(ge=30)] = 200
+    window: Annotated[int, Field(ge=30, le=1 << 20)] = 200
     """How many losses a new one is compared with. Nothing is a spike before there are 30."""
     max_skips: Count = 10
     """Steps in a row that may be skipped. After one more the run stops."""
