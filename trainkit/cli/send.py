@@ -21,7 +21,8 @@ def send(
         typer.Argument(
             metavar="COMMAND",
             help="save, pause, continue, evaluate, stop; sample PROMPT: continue a text; rate FACTOR: multiply the"
-            " scheduled learning rate (1 restores it); decay: start the decay of a wsd schedule and end with it",
+            " scheduled learning rate, by 0.000001 to 1000 (1 restores it); decay: start the decay of a wsd schedule"
+            " and end with it",
         ),
     ],
     argument: Annotated[
