@@ -152,3 +152,31 @@ def test_an_error_says_that_a_secret_is_missing() -> None:
 
     with pytest.raises(TrainkitError, match="its password or token is missing"):
         open_raw(f"https://{MASK}@host/x")
+
+
+def test_a_secret_is_kept_apart_from_the_recipe_and_may_be_replaced_when_a_run_resumes(tmp_path: Path) -> None:
+    import sample_recipe
+
+    from trainkit.recipe.toml.load import load
+    from trainkit.recipe.toml.values import differences
+    from trainkit.rundir.changes import check_changes
+    from trainkit.rundir.directory import create, recipe_of, replace_recipe, restore_recipe
+
+    def url(secret: str) -> str:
+        return f'data.train=[{{path="https://me:{secret}@host/x.jsonl?token={secret}"}}]'
+
+    directory = f'run.directory="{tmp_path}"'
+    loaded = load(sample_recipe.write(tmp_path), [url(SECRET), directory])
+    run = create(loaded)
+    assert SECRET not in (run / "recipe.toml").read_text()
+    assert recipe_of(run).recipe == loaded.recipe
+    replaced = recipe_of(run, [url("other")])
+    changed = differences(loaded.recipe, replaced.recipe)
+    check_changes(loaded.recipe, replaced.recipe, changed, reset_optimizer=False)
+    replace_recipe(run, replaced, attempt=1)
+    assert recipe_of(run).recipe == replaced.recipe
+    restore_recipe(run, attempt=1)
+    assert recipe_of(run).recipe == loaded.recipe
+    swept = sample_recipe.TEXT + f'[sweep.parameters."data.train.0.path"]\nvalues = ["https://me:{SECRET}@host/x"]\n'
+    with pytest.raises(TrainkitError, match="holds a secret"):
+        load(sample_recipe.write(tmp_path, swept, "swept.toml"))

@@ -10,6 +10,7 @@ import typer
 
 from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import TrainkitError
+from trainkit.text import shorten
 
 if TYPE_CHECKING:
     from trainkit.recipe import Recipe
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from trainkit.recipe.toml.schema import Node
 
 BRIEF = True
+#: Characters of a value that are shown.
+LONGEST = 2_000
 
 
 def explain(
@@ -116,7 +119,7 @@ def _line(key: str, value: Any, loaded: Loaded) -> str:
 
     if isinstance(value, dict) or (isinstance(value, tuple) and value and isinstance(value[0], dict)):
         return f"[{key}]"
-    said = "not given" if value is None else toml_value(value)
+    said = "not given" if value is None else shorten(toml_value(value), LONGEST)
     origin = loaded.origins.get(key)
     return f"{key} = {said}" + (f"  ({origin})" if origin and value is not None else "")
 

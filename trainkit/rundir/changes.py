@@ -55,7 +55,8 @@ _NAMED = 3
 
 def check_changes(old: Recipe, new: Recipe, changed: Sequence[Difference], *, reset_optimizer: bool) -> None:
     """Raise TrainkitError if a key must not change within a run, or the saved optimizer state does not fit a change."""
-    wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED)]
+    fixed = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED)]
+    wrong = [difference for difference in fixed if not difference.is_of_secrets]
     if wrong:
         raise TrainkitError(
             "these cannot change within a run:\n" + "\n".join(f"  {difference}" for difference in wrong),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from difflib import get_close_matches
 from typing import Annotated, Literal, TypeAlias
@@ -13,6 +14,7 @@ from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.sections.train import Train
 from trainkit.recipe.spec import Integer, Number, Seed, Spec, Width
+from trainkit.redaction import redact
 
 SweptValue: TypeAlias = bool | Integer | Number | str | tuple[bool | Integer | Number | str, ...]
 
@@ -103,6 +105,10 @@ class Sweep(Spec):
         for key in parameters:
             if any(key == own or key.startswith(f"{own}.") for own in _OWN):
                 raise ValueError(f'sweep.parameters: "{key}" cannot be swept: each trial has its own')
+        for key, swept in parameters.items():
+            pairs = (f"{key.rpartition('.')[2]} = {json.dumps(value)}" for value in swept.values or ())
+            if any(pair != redact(pair) for pair in pairs):
+                raise ValueError(f'sweep.parameters: a value of "{key}" holds a secret, which the sweep would record')
         return parameters
 
     @model_validator(mode="after")

@@ -25,6 +25,12 @@ class Difference:
     old: Any
     new: Any
 
+    @property
+    def is_of_secrets(self) -> bool:
+        """Return whether the values differ in nothing but their secrets, such as a new password."""
+        old, new = (redact(pair((self.key.rpartition(".")[2],), value)) for value in (self.old, self.new))
+        return None not in (self.old, self.new) and old == new
+
     def __str__(self) -> str:
         return f"{self.key}: {_words_of(self.old)} -> {_words_of(self.new)}"
 
