@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
 PACKED = {"seed": 1, "length": 50, "groups": 2, "heads": 4, "width": 24, "packed": True}
 
 
-@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(cases())
 @example((PACKED, True, {"softcap": 1.5, "causal": True, "scale": 0.4, "window": 20}))
 @example((PACKED, False, {"softcap": None, "causal": False, "scale": 0.4, "window": 9}))
@@ -178,6 +178,7 @@ def test_dots_keeps_the_results_of_cudnn_too(monkeypatch: pytest.MonkeyPatch) ->
 def test_kernels_that_fail_or_compute_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     heads: dict[str, Any] = {"width": 16, "heads": 2, "groups": 1, "dtype": "bfloat16", "softcap": None}
     heads |= {"sloped": False, "causal": True}
+    monkeypatch.setattr("trainkit.models.flash_check.WINDOWS", (100,))
     check = why_broken.__wrapped__
     assert check(**heads) == ""
 

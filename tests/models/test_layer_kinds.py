@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 from small_decoders import LENGTH, SPECS, VOCAB, model, tokens
 
 from trainkit import models
+from trainkit.models.attention import AttentionSpec, causal_attention
 from trainkit.models.stack import LanguageModel, periods
+from trainkit.parallel import mesh
+from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.families.sizes import Remat
 
 CASES = {
@@ -64,6 +68,13 @@ def value_and_gradients(of: LanguageModel, segments: jax.Array) -> tuple[jax.Arr
     return eqx.filter_value_and_grad(loss)(of)
 
 
+@pytest.fixture
+def xla_like_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plain products have windows that are constants, as kernels need them."""
+    monkeypatch.setattr("trainkit.models.decoder.KERNELS", ("xla",))
+
+
+@pytest.mark.usefixtures("xla_like_a_kernel")
 @pytest.mark.parametrize(("family", "remat"), [("gemma3", "none"), ("qwen2", "blocks")])
 def test_windows_that_are_constants_give_the_same_values_and_gradients(family: str, remat: Remat) -> None:
     spec, scans = CASES[family]
@@ -76,6 +87,7 @@ def test_windows_that_are_constants_give_the_same_values_and_gradients(family: s
         np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(b).max()))
 
 
+@pytest.mark.usefixtures("xla_like_a_kernel")
 def test_fast_attention_receives_the_window_of_each_kind_of_layer_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, _ = CASES["gemma3"]
     static, seen, attend = with_attention(model(spec), spec, "xla"), [], jax.nn.dot_product_attention
@@ -87,3 +99,29 @@ def test_fast_attention_receives_the_window_of_each_kind_of_layer_as_a_number(mo
     monkeypatch.setattr(jax.nn, "dot_product_attention", noted)
     jax.eval_shape(lambda: static.hidden_states(tokens(1))[0])
     assert set(seen) == {(spec.window - 1, 0), None}
+
+
+def test_an_encoder_with_windows_in_some_layers_is_the_same_by_the_kernels() -> None:
+    spec = ModernBert(layers=3, hidden=32, heads=4, intermediate=24, window=6)
+    scanned = models.build(
+        spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="blockwise", key=jax.random.key(0)
+    )
+    scanned = jax.tree.map(lambda leaf: 4 * leaf, scanned)
+    segments = jnp.asarray(np.repeat([[1] * 10 + [2] * 9 + [0] * 5], 2, 0))
+    ours, theirs = (
+        eqx.filter_jit(lambda of: of.hidden_and_penalty(tokens(2), segments_BT=segments)[0])(of)
+        for of in (with_attention(scanned, spec, "pallas"), scanned)
+    )
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 * float(jnp.abs(theirs).max()))
+
+
+def test_on_several_devices_each_has_the_kernels_compute_its_own_rows() -> None:
+    random = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(random.standard_normal((4, 20, heads, 16)), jnp.float32) for heads in (4, 2, 2))
+    segments = jnp.asarray(np.sort(random.integers(0, 3, (4, 20)), 1), jnp.int32)
+    spec = AttentionSpec(slopes_H=jnp.linspace(0.1, 0.4, 4))
+    attend = jax.jit(partial(causal_attention, spec=spec), static_argnames="implementation")
+    expected = attend(q, k, v, segments, implementation="blockwise")
+    with jax.set_mesh(mesh.make_mesh(data=2, fsdp=2)):
+        ours = attend(q, k, v, segments, implementation="pallas")
+    np.testing.assert_allclose(ours, expected, atol=2e-5)

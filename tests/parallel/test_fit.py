@@ -23,7 +23,8 @@ from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.data.jobs import Stop, Stopped
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
+from trainkit.events.log import EventLog, read
+from trainkit.models import flash_check, grouped_product
 from trainkit.parallel import devices
 from trainkit.parallel.hardware import available_memory, whole_memory
 from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan, proposal
@@ -35,7 +36,7 @@ from trainkit.train import program as building
 from trainkit.train import program as fitting
 from trainkit.train.build import build, state_shapes
 from trainkit.train.forecast import forecast
-from trainkit.train.planning import previous_choice
+from trainkit.train.planning import log_plan, previous_choice
 from trainkit.train.program import compile_program, fit_program, with_statistics
 
 LENGTH = 64
@@ -152,6 +153,34 @@ def test_attention_is_chosen_for_all_lengths_of_batches_and_not_for_the_longest_
     monkeypatch.setattr(devices, "choose_attention", noted)
     build(made, planned(made))
     assert chosen == [told]
+
+
+def test_kernels_that_do_not_work_are_replaced_before_the_first_step_and_an_alert_says_so(monkeypatch, tmp_path):
+    values = recipe().model_dump(by_alias=True)
+    values["data"] |= {"encoding": {"type": "pack"}}
+    values |= {"precision": {"compute": "bfloat16"}}
+    values["model"] = {
+        "type": "mixtral",
+        "layers": 1,
+        "hidden": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "intermediate": 48,
+        "experts": 4,
+    }
+    made, asked = Recipe.model_validate(values), []
+    monkeypatch.setattr(devices, "capabilities", lambda: devices.Capabilities("gpu", "NVIDIA H100", (9, 0)))
+    monkeypatch.setattr(flash_check, "why_broken", lambda **heads: asked.append(heads) or "no Triton")
+    monkeypatch.setattr(grouped_product, "why_broken", lambda: "no Pallas")
+    built = build(made, planned(made))
+    assert built.attention.name == "cudnn"
+    heads = {"width": 8, "heads": 4, "groups": 2, "dtype": "bfloat16", "softcap": None, "sloped": False, "causal": True}
+    assert asked == [heads]
+    log_plan(planned(made), built, total_steps=10, log=EventLog(tmp_path, attempt=1))
+    plan, alert = read(tmp_path)
+    assert plan["attention"] == "cudnn" and (alert["type"], alert["kind"]) == ("alert", "kernels")
+    assert "for packed rows do not work here: no Triton; attention is cudnn" in alert["message"]
+    assert "for experts does not work here: no Pallas" in alert["message"]
 
 
 def test_a_plan_for_devices_that_are_not_there_says_so_and_is_compiled_for_what_these_cpus_lack():

@@ -20,6 +20,8 @@ from trainkit.parallel.devices import AttentionName
 from trainkit.parallel.mesh import on_own_rows
 
 Window: TypeAlias = Int[Array, ""] | int | None
+#: The implementations that need windows to be constants. Others take them as arrays, and a scan over layers is shorter.
+KERNELS: tuple[AttentionName, ...] = ("cudnn", "splash", "pallas")
 
 
 class KeyValues(NamedTuple):
@@ -113,6 +115,9 @@ def causal_attention(
         case "xla" | "cudnn":
             # without segments no mask is passed, so that the kernels skip the upper triangle
             same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+            known = rule.window
+            if implementation == "cudnn" and known is not None and known >= q_BTHK.shape[1]:
+                known = None  # all earlier positions: the kernel without a window is the faster one
             return jax.nn.dot_product_attention(
                 q_BTHK,
                 k_BTGK,
@@ -120,7 +125,7 @@ def causal_attention(
                 mask=same_B1TT,
                 scale=spec.scale,
                 is_causal=True,
-                local_window_size=None if rule.window is None else (rule.window - 1, 0),
+                local_window_size=None if known is None else (known - 1, 0),
                 implementation=implementation,
             )
         case "splash":

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models import probe
-from trainkit.models.attention import AttentionSpec, KeyValues, Window, attention
+from trainkit.models.attention import KERNELS, AttentionSpec, KeyValues, Window, attention
 from trainkit.models.build import BuildArguments
 from trainkit.models.custom_vjps import gated_silu, gelu
 from trainkit.models.dropout import Dropout
@@ -264,7 +264,7 @@ class DecoderModel(LanguageModel):
             x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 
-        if len(set(self.windows)) > 1 and cache is None and attention.implementation != "blockwise":
+        if len(set(self.windows)) > 1 and cache is None and attention.implementation in KERNELS:
 
             def layer_of_kind(x_BTD: Array, block: DecoderBlock, kind: tuple[int | None, Rope]) -> tuple[Array, Any]:
                 window, rope = kind

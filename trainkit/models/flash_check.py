@@ -15,7 +15,7 @@ from trainkit.models.attention import AttentionSpec, causal_attention
 
 #: The largest norm of the difference to plain products, as a share of their norm: 16 bit has errors below 1 %.
 TOLERANCE = 0.03
-ROWS, POSITIONS = 2, 320
+ROWS, POSITIONS, WINDOWS = 2, 320, (None, 100)
 
 
 @lru_cache
@@ -32,7 +32,7 @@ def why_broken(
     shapes = [(ROWS, POSITIONS, count, width) for count in (heads, groups, groups, heads)]
     q, k, v, along = (jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes)
     segments_BT = jnp.asarray(np.sort(random.integers(0, 4, (ROWS, POSITIONS)), 1), jnp.int32)
-    for window in (None, 100):
+    for window in WINDOWS:
         spec = AttentionSpec(window, softcap, None, slopes_H, causal)
 
         def by_kernel(q: Array, k: Array, v: Array, spec: AttentionSpec = spec) -> Array:

@@ -245,7 +245,7 @@ def _why_broken(spec: Transformer, compute: jnp.dtype) -> str:
         dtype=compute.name,
         softcap=spec.softcap_of_scores,
         sloped=isinstance(spec, GptDecoder) and not spec.learned_positions,
-        causal=spec.kind == "causal",
+        causal=spec.kind != "encoder",
     )
 
 
