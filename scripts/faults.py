@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from fault_kinds.bit_flips import flip_bits
 from fault_kinds.kills import kill_trainers
+from fault_kinds.long_logs import grow_logs
 from fault_kinds.power_cuts import cut_power
 from fault_kinds.soak import soak
 from fault_kinds.table import DOCUMENT, Row, written
@@ -48,7 +49,8 @@ KINDS = {
     "power-cuts": Kind(cut_power, short=2, long=200),
     "bit-flips": Kind(flip_bits, short=200, long=20_000),
     "kills": Kind(kill_trainers, short=4, long=1000),
-    "soak": Kind(soak, short=1, long=99, parallel=False),  # thousands of steps, after the first thousand
+    "soak": Kind(soak, short=1, long=90, parallel=False),  # thousands of steps, after the first ten thousand
+    "long-logs": Kind(grow_logs, short=2, long=100, parallel=False),  # times 100 MB
 }
 
 

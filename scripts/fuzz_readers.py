@@ -1,7 +1,7 @@
 """Let trainkit read files that were changed at random, and report every reader that does not refuse them in words.
 
 uv run python scripts/fuzz_readers.py --minutes 10                 # all readers, with random changes
-uv run --with atheris python scripts/fuzz_readers.py events        # one, guided by coverage, until it is interrupted
+uv run --with atheris python scripts/fuzz_readers.py events        # one, guided by coverage
 
 The readers and their valid files are in `tests/support/hostile.py`. The exit code is 1 if one of them failed; the file
 that it failed on is kept in the working directory.
@@ -35,7 +35,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         if len(arguments.readers) == 1 and (atheris := _atheris()) is not None:
-            return guided(atheris, arguments.readers[0], Path(place))
+            return guided(atheris, arguments.readers[0], Path(place), minutes=arguments.minutes)
         return changed_at_random(arguments.readers, Path(place), minutes=arguments.minutes, seed=arguments.seed)
 
 
@@ -76,8 +76,8 @@ def _place_of(error: BaseException) -> str:
     return f" at {frames[-1].filename.rpartition('trainkit/')[2]}:{frames[-1].lineno}" if frames else ""
 
 
-def guided(atheris: object, name: str, place: Path) -> int:
-    """Try files of one reader that reach new lines of code, until one fails or somebody interrupts it."""
+def guided(atheris: object, name: str, place: Path, *, minutes: float) -> int:
+    """Try files of one reader that reach new lines of code, until one fails or the time is over. Ends the process."""
     with atheris.instrument_imports(include=["trainkit"]):  # type: ignore[attr-defined]
         import hostile
     reader = hostile.READERS[name]
@@ -85,7 +85,8 @@ def guided(atheris: object, name: str, place: Path) -> int:
     corpus = place / "corpus"
     corpus.mkdir()
     (corpus / "valid").write_bytes(reader.valid)
-    arguments = [sys.argv[0], str(corpus), f"-timeout={MOST_SECONDS:g}", "-rss_limit_mb=4000"]
+    limits = [f"-timeout={MOST_SECONDS:g}", "-rss_limit_mb=4000", f"-max_total_time={60 * minutes:.0f}"]
+    arguments = [sys.argv[0], str(corpus), *limits]
     atheris.Setup(arguments, lambda data: hostile.try_reader(place, reader, data))  # type: ignore[attr-defined]
     atheris.Fuzz()  # type: ignore[attr-defined]
     return 0
