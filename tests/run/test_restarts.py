@@ -71,6 +71,12 @@ def test_a_failure_that_repeats_itself_ends_the_run(tmp_path: Path, end: str) ->
     assert said[-1].startswith("not restarted: it failed twice after step")
 
 
+def test_whoever_gives_up_names_the_black_box(tmp_path: Path) -> None:
+    (tmp_path / "blackbox" / "5").mkdir(parents=True)
+    _, said, _ = outcome(tmp_path, "4:1:broken 4:1:broken")
+    assert said[-1] == f"to see the step that broke again: trainkit inspect {tmp_path} --blackbox"
+
+
 @pytest.mark.parametrize("code", [WRONG_INPUT, STOPPED_EARLY, INTERRUPTED, DONE])
 def test_a_run_that_was_stopped_or_is_wrong_is_not_restarted(tmp_path: Path, code: int) -> None:
     assert outcome(tmp_path, f"5:{code}:end 5:0:done") == (code, [], "5:0:done")

@@ -23,11 +23,10 @@ from trainkit.events.log import EventLog, as_logged
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 from trainkit.rundir import checkpoint_files
+from trainkit.rundir.directory import BLACK_BOXES
 from trainkit.train.state import DROPOUT, LOSS, MOMENTS, PARAMETERS, key_of_step
 from trainkit.train.verdicts import Incident
 
-#: The directory in a run.
-DIRECTORY = "blackbox"
 #: A run keeps at most so many: the first ones say most.
 MOST = 8
 #: Why a black box keeps the checkpoint before its step.
@@ -56,7 +55,7 @@ class BlackBoxes:
         """Write step, batch with decoded text, random keys and recent metrics, and keep the checkpoint before it."""
         if not hosts.is_first():
             return
-        target = self._directory / DIRECTORY / str(incident.step)
+        target = self._directory / BLACK_BOXES / str(incident.step)
         if not target.exists() and len(boxes(self._directory)) >= MOST:
             return
         try:
@@ -67,7 +66,7 @@ class BlackBoxes:
             message = f"the black box of step {incident.step} could not be written: {error}"
             self._log.write("alert", step=incident.step, kind="guard", message=message)
             return
-        message = f"step {incident.step}: its batch, keys and metrics are in {DIRECTORY}/{incident.step}"
+        message = f"step {incident.step}: its batch, keys and metrics are in {BLACK_BOXES}/{incident.step}"
         self._log.write("log", step=incident.step, level="warning", message=message)
 
     def _write(self, target: Path, incident: Incident) -> None:
@@ -118,7 +117,7 @@ def keep_checkpoint(directory: Path, step: int) -> None:
 
 def boxes(directory: Path) -> list[int]:
     """Return the steps of the black boxes of a run, in ascending order."""
-    found = (directory / DIRECTORY).glob("*/box.json")
+    found = (directory / BLACK_BOXES).glob("*/box.json")
     return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
 
 

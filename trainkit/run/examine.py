@@ -17,9 +17,9 @@ from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.events.log import number
 from trainkit.recipe import Recipe
-from trainkit.run.black_box import DIRECTORY, boxes
+from trainkit.run.black_box import boxes
 from trainkit.run.replay import open_replay
-from trainkit.rundir.directory import as_typed
+from trainkit.rundir.directory import BLACK_BOXES, as_typed
 from trainkit.train.first_non_finite import BrokenOperation, find_origins
 from trainkit.train.metrics import metrics_of
 
@@ -48,8 +48,8 @@ def read_box(directory: Path, step: int | None) -> dict[str, Any]:
     if not found or (step is not None and step not in found):
         which = "black box" if step is None else f"black box of step {step}"
         there = ", ".join(map(str, found)) or "none"
-        raise TrainkitError(f"the run has no {which}; there are: {there}", where=as_typed(directory / DIRECTORY))
-    path = directory / DIRECTORY / str(found[-1] if step is None else step) / "box.json"
+        raise TrainkitError(f"the run has no {which}; there are: {there}", where=as_typed(directory / BLACK_BOXES))
+    path = directory / BLACK_BOXES / str(found[-1] if step is None else step) / "box.json"
     try:
         return files.read_json(path)
     except (OSError, ValueError) as error:
@@ -81,5 +81,5 @@ def examine(directory: Path, recipe: Recipe, box: dict[str, Any], *, progress: T
         if name in before and repr(before[name]) != repr(value)
     )
     lines = [json.dumps(asdict(origin) | {"in_words": origin.in_words()}) for origin in origins]
-    files.write(directory / DIRECTORY / str(step) / "origin.jsonl", "".join(f"{line}\n" for line in lines))
+    files.write(directory / BLACK_BOXES / str(step) / "origin.jsonl", "".join(f"{line}\n" for line in lines))
     return Examined(box, replay.first, metrics, differences, origins, replay.cache, replay.data)

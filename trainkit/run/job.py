@@ -25,11 +25,11 @@ from trainkit.parallel import hosts, mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import WRITING
-from trainkit.run.black_box import DIRECTORY as BOXES
 from trainkit.run.black_box import BlackBoxes
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
+from trainkit.rundir.directory import BLACK_BOXES
 from trainkit.rundir.owed import find_owed
 from trainkit.track.sidecar import Sidecars
 from trainkit.train.best import best_so_far
@@ -123,7 +123,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             finish=finish,
         )
         minutes, stops = recipe.guard.stalled_minutes, recipe.guard.stalled == "stop"
-        report = partial(report_stall, directory / BOXES, log, stops=stops)
+        report = partial(report_stall, directory / BLACK_BOXES, log, stops=stops)
         watchdog = Watchdog(None if minutes is None else 60 * minutes, report)
         opened.callback(watchdog.close)
         boxes = BlackBoxes(directory, recipe, cache, data, log, left_out=attempt.left_out)

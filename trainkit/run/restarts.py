@@ -19,6 +19,7 @@ from trainkit.checkpoint import store
 from trainkit.errors import FAILED
 from trainkit.events.log import last_attempt, last_step, of_kinds
 from trainkit.printer import complain
+from trainkit.rundir.directory import BLACK_BOXES, as_typed
 from trainkit.train.signals import ENDING
 
 #: Seconds before the first restart; each one after it waits twice as long while no checkpoint is added, up to the most.
@@ -63,6 +64,8 @@ def supervise(
         before, failed = failed, _failure(directory, code, attempt)
         if failed == before:
             say(f"not restarted: it failed twice after step {failed.step} for the same reason: {failed.reason}")
+            if (directory / BLACK_BOXES).exists():
+                say(f"to see the step that broke again: trainkit inspect {as_typed(directory)} --blackbox")
             return FAILED
         if number == restarts:
             say(f"not restarted: it was restarted {restarts} times")

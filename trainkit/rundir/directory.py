@@ -23,6 +23,8 @@ from trainkit.recipe.toml.values import dumps
 from trainkit.rundir import kept_secrets
 
 RECIPE, TOKENIZER = "recipe.toml", "tokenizer.json"
+#: In the directory of a run: a directory for each step that broke, named by the step.
+BLACK_BOXES = "blackbox"
 #: The directory of exports within a run; each export is named by its step.
 EXPORTS = "exports"
 #: In the directory of a trial: which sweep it belongs to.
