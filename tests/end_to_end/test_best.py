@@ -67,7 +67,7 @@ def test_the_best_checkpoint_is_kept_named_and_reachable(stopped: Path) -> None:
     run = stopped / "runs" / "tiny"
     values = {e["step"]: e["metrics"][METRIC] for e in read(run) if e["type"] == "evaluated"}
     assert checkpoint_files.best(run) == (3, METRIC, values[3]) and values[3] == max(values.values())
-    assert store.find(run, 3).manifest.metrics == {METRIC: values[3]}
+    assert store.find(run, 3).manifest.metrics[METRIC] == values[3]
     assert any("checkpoint 3 is the best so far" in e["message"] for e in read(run) if e["type"] == "log")
     evaluated = trainkit(stopped, "eval", "tiny/best", "--json")
     assert json.loads(evaluated.stdout)["metrics"]["held-out"][METRIC] == values[3], evaluated.stderr

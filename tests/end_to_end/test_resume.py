@@ -388,6 +388,7 @@ def test_a_run_of_an_earlier_version_is_not_taken_for_an_edited_one(tmp_path: Pa
         old = {"checksums": {}, "log": None, "tokenizer": None, "recipe": "made before a key was added"}
         edit_manifest(path.parent, lambda text, old=old: json.dumps(json.loads(text) | old))
         (path.parent / "recipe.toml").unlink()
+    (run / "events.mark").unlink()
     log = run / "events.jsonl"
     log.write_text(log.read_text().replace(f'"recipe": "{known}"', '"other": ""'))
     assert any("whether recipe.toml was edited since then is unknown" in note for note in prepared(run))
@@ -446,8 +447,15 @@ def test_a_log_that_lost_its_middle_or_has_other_digits_is_an_alert_of_the_next_
     (run / "events.jsonl").write_text("".join(lines).replace('"train/loss": ', '"train/loss": 1', 1))
     assert "values differ" in str(damage(run, info.manifest.log, step=24, attempt=1))
     assert any("values differ" in problem for problem in find_problems(run))
+    steps_of_checkpoints = [line for line in lines if '"type": "step", "t"' in line and '"step": 12,' in line]
+    damaged = "".join(line for line in lines if line not in steps_of_checkpoints)
+    damaged = damaged.replace(f'"train/loss": {losses(uninterrupted)[6]}', '"train/loss": 9.5')
+    (run / "events.jsonl").write_text(damaged)
     done = trainkit(tmp_path, "resume", "tiny/18", "--plain")
     assert done.returncode == 0, done.stderr
-    assert [e["kind"] for e in read(run) if e["type"] == "alert"] == ["log"]
+    (alert,) = [event for event in read(run) if event["type"] == "alert"]
+    assert alert["kind"] == "log" and "of the steps 6, 12 is in the log again" in alert["message"]
+    assert losses(run) == losses(uninterrupted)
+    assert (run / "events.damaged-1.jsonl").read_text() == damaged
     assert arrays(run, STEPS) == arrays(uninterrupted, STEPS)
     assert find_problems(run) == [], "the checkpoints since then know the log as it is now"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import fake_run
@@ -18,7 +19,7 @@ from trainkit.rundir.compact import compact, is_finished, measure
 from trainkit.rundir.compare import results
 from trainkit.rundir.follow import LogFollower
 from trainkit.rundir.summary import SummaryReader
-from trainkit.track.projections import TrackerProgress, have_moved, not_copied, read_progress, write_progress
+from trainkit.track.projections import TrackerProgress, all_copied, not_copied, read_progress, write_progress
 
 STEPS = 3000
 
@@ -110,6 +111,6 @@ def test_a_tracker_that_has_the_whole_log_has_the_whole_small_log(run: Path) -> 
     assert not_copied(run, size) == ["Aim"]
     write_progress(run, "aim", TrackerProgress("hash", ".", offset=size))
     assert not_copied(run, size) == []
-    sizes = compact(run, moved=lambda new: have_moved(run, size, new))
+    sizes = compact(run, moved=partial(all_copied, run))
     progress = read_progress(run, "aim")
     assert progress is not None and progress.offset == sizes.after

@@ -70,7 +70,7 @@ def runs(
 def _compact(directories: list[Path], *, yes: bool) -> str:
     """Return a table of the finished runs whose logs can become smaller, after making them so if `yes`."""
     from trainkit.rundir.compact import compact, is_finished, measure
-    from trainkit.track.projections import have_moved, not_copied
+    from trainkit.track.projections import all_copied, not_copied
 
     rows: list[tuple[str, ...]] = [("RUN", "LOG", "SMALL LOG", "STEPS")]
     saved, waiting = 0, list[str]()
@@ -82,7 +82,7 @@ def _compact(directories: list[Path], *, yes: bool) -> str:
             waiting.append(f"{run.name}: {' and '.join(behind)} lacks a part of its log: trainkit track {quote(run)}")
             continue
         if yes:
-            sizes = compact(run, moved=partial(have_moved, run, sizes.before))
+            sizes = compact(run, moved=partial(all_copied, run))
         steps = f"{sizes.steps_after:,} of {sizes.steps_before:,}"
         rows.append((neutralise(run.name), format_bytes(sizes.before), format_bytes(sizes.after), steps))
         saved += sizes.before - sizes.after

@@ -7,6 +7,7 @@ readers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit import files
 from trainkit.events.attempts import CurrentEvents, current_events
@@ -32,6 +33,10 @@ STEP = b'{"type": "step"'
 LONGEST_LINE = 1 << 24
 #: Seconds before each further try to write what the disk has refused at the end of an attempt.
 RETRY_AFTER = (1.0, 3.0, 10.0)
+#: Beside the log: its checksum up to the newest event by which a later attempt decides what it does.
+MARK = "events.mark"
+#: Kinds of these events: commands that it repeats, evaluations of which it knows the best, steps that it leaves out.
+DECIDING = ("control", "evaluated", "rolled_back", "run_finished")
 #: Kinds of events that may be about a step before the present one.
 _OF_EARLIER_STEPS = ("checkpoint_saved", "exported", "cache_progress")
 
@@ -56,6 +61,8 @@ class EventLog:
         #: The attempt's present step. Events about earlier steps, such as the end of a checkpoint or an export, do not
         #: change it.
         self.step = 0
+        #: The newest step event's step and metrics.
+        self.newest: tuple[int, dict[str, Any]] = (0, {})
         self._echo, self._watch, self._held = echo, watch, HeldLines()
         self._writing = threading.Lock()  # caching reports its progress while training continues
         self._path = run_directory / NAME
@@ -88,6 +95,10 @@ class EventLog:
             self._held.keeps |= kind == "step"
             self._held.add(event, line)
             message = self._held.write(self._append_event)
+            if kind == "step":
+                self.newest = step, event["metrics"]
+            if kind in DECIDING and self._held.problem is None:
+                self._keep_mark(step)
             if self._echo:
                 self._echo(event)
             alerts = ([("log", message)] if message else []) + self._watch(event)
@@ -131,6 +142,14 @@ class EventLog:
         self._index.close()
         os.close(self._fd)
 
+    def _keep_mark(self, step: int) -> None:
+        """Record the checksum of the log so far beside it. It is not flushed: without it, less is compared."""
+        path, draft = self._path.with_name(MARK), self._path.with_name(f".{MARK}")
+        mark = {"bytes": self._size, "crc32": files.as_digits(self._checksum), "step": step, "attempt": self.attempt}
+        with contextlib.suppress(OSError):
+            draft.write_text(files.seal(json.dumps(mark)))
+            draft.replace(path)
+
     def _append_event(self, event: Event, line: bytes) -> None:
         self._index.add(event, self._append(line), line)
 
@@ -154,7 +173,7 @@ class SilentLog(EventLog):
     """The log of a process other than the first of its run: it writes nothing."""
 
     def __init__(self, *, attempt: int) -> None:
-        self.attempt, self.step = attempt, 0
+        self.attempt, self.step, self.newest = attempt, 0, (0, {})
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         if kind not in _OF_EARLIER_STEPS:
@@ -277,6 +296,23 @@ def damage(run_directory: Path, mark: tuple[int, str], *, step: int, attempt: in
     lost = f"{missing} of the steps up to {step} are missing, the first is {seen.find(0, 1)}" if missing else ""
     lost = lost or "no step is missing, but other events are or values differ"
     return f"{NAME} is not as it was at step {step}: {lost}; training itself needs none of them"
+
+
+class LogMark(NamedTuple):
+    """The bytes of a log and their checksum, made by an attempt after a step."""
+
+    log: tuple[int, str]
+    step: int
+    attempt: int
+
+
+def newest_mark(run_directory: Path) -> LogMark | None:
+    """Return the mark that was made with the newest event of `DECIDING`; None if there is none, or it is damaged."""
+    try:
+        mark = files.read_json(run_directory / MARK)
+        return LogMark((int(mark["bytes"]), str(mark["crc32"])), int(mark["step"]), int(mark["attempt"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _is_small_log_of(run_directory: Path, attempt: int) -> bool:

@@ -19,12 +19,13 @@ from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import EventLog, SilentLog, damage, last_attempt, last_end, last_step
+from trainkit.events.log import EventLog, SilentLog, last_attempt, last_end, last_step
 from trainkit.events.schema import Event
 from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic, prepare_gpus
 from trainkit.printer import complain
 from trainkit.recipe.toml.load import Loaded, locate_error
+from trainkit.run.recorded_inputs import mend_log
 from trainkit.run.rollback import set_bad_aside
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
@@ -83,6 +84,7 @@ def attempt(
         try:
             with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
                 loaded = loaded or recipe_of(directory)
+                damaged = mend_log(directory) if hosts.is_first() else None
                 number = hosts.from_first(lambda: last_attempt(directory) + 1)
                 log = (
                     EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
@@ -91,7 +93,9 @@ def attempt(
                 )
                 with contextlib.ExitStack() as afterwards:
                     afterwards.callback(log.close)
-                    return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+                    return _run_to_end(
+                        directory, loaded, start, damaged=damaged, signal=signal, log=log, afterwards=afterwards
+                    )
         finally:
             signal.over = True
     except StopBeforeTraining:  # before the attempt was announced, or once more while it ended
@@ -120,6 +124,7 @@ def _run_to_end(
     loaded: Loaded,
     start: Start,
     *,
+    damaged: str | None,
     signal: Signals,
     log: EventLog,
     afterwards: contextlib.ExitStack,
@@ -156,9 +161,8 @@ def _run_to_end(
         announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
         for plugin in loaded.plugins:
             log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
-        mark = newest.manifest.log if newest and hosts.is_first() else None
-        if newest and mark and (problem := damage(directory, mark, step=newest.step, attempt=newest.manifest.attempt)):
-            log.write("alert", step=log.step, kind="log", message=problem)
+        if damaged:
+            log.write("alert", step=log.step, kind="log", message=damaged)
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
         if loaded.recipe.parallel.platform in ("auto", "gpu"):

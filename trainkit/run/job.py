@@ -18,7 +18,7 @@ from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
 from trainkit.evaluation.targets import text_report, unused_settings
-from trainkit.events.log import EventLog
+from trainkit.events.log import EventLog, number
 from trainkit.export.background import Exporting
 from trainkit.infer.sampler import build_sampler
 from trainkit.parallel import hosts, mesh
@@ -268,4 +268,6 @@ def _state_in_use(recipe: Recipe, state: State) -> State:
 def provenance_of(facts: Provenance, trackers: Sidecars, log: EventLog, last: bool) -> Provenance:
     """Return what a checkpoint's manifest records besides the state; `last` of the run's last checkpoint."""
     aim_run = trackers.aim_run(patience=AIM_HASH_SECONDS if last else 0.0)
-    return replace(facts, aim_run=aim_run, log=log.mark())
+    step, metrics = log.newest
+    known = {name: number(value) for name, value in metrics.items() if name.startswith("train/") and step == log.step}
+    return replace(facts, aim_run=aim_run, log=log.mark(), metrics=known)

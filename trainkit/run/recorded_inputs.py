@@ -6,14 +6,21 @@ import contextlib
 from pathlib import Path
 
 from trainkit.checkpoint import store
+from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.store import Info
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import damage, of_kinds
+from trainkit.events.log import NAME as LOG
+from trainkit.events.log import damage, newest_mark, of_kinds
+from trainkit.events.rebuild import KnownStep, rebuild
 from trainkit.files import checksum_of
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import Difference, differences
 from trainkit.rundir import kept_secrets, recipes
 from trainkit.rundir.directory import RECIPE, TOKENIZER, as_typed, recipe_of, tokenizer_checksum
+from trainkit.track.projections import have_moved
+
+#: Steps that a message names.
+_LISTED = 5
 
 
 def present_recipe(directory: Path, newest: Info | None) -> Loaded:
@@ -82,10 +89,48 @@ def find_problems(directory: Path) -> list[str]:
         problems += [f"{as_typed(directory / RECIPE)}: {line}" for line in _edits(directory, newest)]
     except TrainkitError as error:
         problems.append(f"{error.where}: {error.problem}")
-    mark = newest.manifest.log
-    if mark is not None and (problem := damage(directory, mark, step=newest.step, attempt=newest.manifest.attempt)):
+    if problem := _log_damage(directory, newest):
         problems.append(f"{as_typed(directory)}: {problem}")
     return problems
+
+
+def mend_log(directory: Path) -> str | None:
+    """Put into a run's log what its checkpoints know of it, if it is damaged; return what was wrong, or None."""
+    if (problem := _log_damage(directory, store.newest(directory))) is None:
+        return None
+    manifests = [info.manifest for info in store.checkpoints(directory)]
+    known = [KnownStep(m.attempt, m.step, m.created, _of_step(m)) for m in manifests if _of_step(m)]
+    try:
+        rebuilt = rebuild(directory, known)
+    except OSError:  # a disk that is full or has no links: the log stays as it is
+        return problem
+    have_moved(directory, rebuilt.place_of)
+    if steps := sorted({*rebuilt.missing, *rebuilt.different}):
+        listed = ", ".join(map(str, steps[:_LISTED])) + f" and {len(steps) - _LISTED} more" * (len(steps) > _LISTED)
+        problem += f"; from checkpoints, what these know of the steps {listed} is in the log again"
+    return problem
+
+
+def _of_step(manifest: Manifest) -> dict[str, float]:
+    """Return the metrics of the step itself that a checkpoint knows; of an evaluation it may know some too."""
+    return {name: value for name, value in manifest.metrics.items() if name.startswith("train/")}
+
+
+def _log_damage(directory: Path, newest: Info | None) -> str | None:
+    """Return how the log of a run differs from what its newest checkpoint, or its newest mark, knows of it."""
+    known = newest.manifest if newest is not None else None
+    if known is not None and known.log is not None:
+        problem = damage(directory, known.log, step=known.step, attempt=known.attempt)
+        if problem is not None:
+            return problem
+    mark = newest_mark(directory)
+    if mark is None or damage(directory, mark.log, step=mark.step, attempt=mark.attempt) is None:
+        return None
+    at = f"after the checkpoint of step {newest.step}" if newest else "before the first checkpoint"
+    return (
+        f"{LOG} is not as it was at step {mark.step}, {at}: commands that would be repeated, or evaluations by which"
+        " the best checkpoint is chosen, may be missing or others"
+    )
 
 
 def _edits(directory: Path, newest: Info) -> list[str]:

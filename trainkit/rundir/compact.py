@@ -22,7 +22,7 @@ from trainkit import files
 from trainkit.errors import TrainkitError
 from trainkit.events import index
 from trainkit.events.attempts import CurrentEvents
-from trainkit.events.log import COMPACTED, LONGEST_LINE, NAME, last_attempt, last_end, number, of_kinds, parse
+from trainkit.events.log import COMPACTED, LONGEST_LINE, MARK, NAME, last_attempt, last_end, number, of_kinds, parse
 from trainkit.events.schema import Event
 from trainkit.rundir.directory import disk_errors, hold_lock, is_training
 
@@ -81,6 +81,7 @@ def compact(directory: Path, *, moved: Callable[[int], None] = lambda size: None
             sizes = Sizes(before, size, small.steps, small.kept)
             # before the log itself: until that is replaced, checkpoints still know it
             files.write_json(directory / COMPACTED, {**record, **asdict(sizes)})
+            (directory / MARK).unlink(missing_ok=True)
             moved(size)
         (directory / index.NAME).unlink(missing_ok=True)
         return sizes

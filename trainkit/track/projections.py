@@ -28,7 +28,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -182,15 +182,18 @@ def not_copied(run_directory: Path, size: int) -> list[str]:
     return [ABOUT[name].title for name, progress in known.items() if progress is None or progress.offset != size]
 
 
-def have_moved(run_directory: Path, old: int, new: int) -> None:
-    """Record that a log of `old` bytes, which trackers have whole, is replaced by one of `new` bytes.
-
-    Raises OSError.
-    """
+def have_moved(run_directory: Path, moved: Callable[[int], int]) -> None:
+    """Record that another log takes the place of a run's: `moved` returns where in it lies what was at a byte. Raises
+    OSError."""
     for name in NAMES:
-        if (progress := read_progress(run_directory, name)) is not None and progress.offset == old:
-            progress.offset = new
+        if (progress := read_progress(run_directory, name)) is not None:
+            progress.offset = moved(progress.offset)
             write_progress(run_directory, name, progress)
+
+
+def all_copied(run_directory: Path, size: int) -> None:
+    """Record that all trackers of a run have all `size` bytes of its log. Raises OSError."""
+    have_moved(run_directory, lambda _: size)
 
 
 class Distribution(NamedTuple):
