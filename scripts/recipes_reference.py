@@ -28,8 +28,12 @@ HEAD = """\
 # Every key of a recipe
 
 `uv run python scripts/recipes_reference.py` wrote this page from the recipe language. `trainkit explain RECIPE KEY`
-shows the same about one key, with its value in a recipe and where that comes from. Every number has a range. A `*` in
-the name of a section is any place in a list. Where a section has several types, a key belongs to those in its row.
+shows the same about one key, with its value in a recipe and where that comes from. A `*` in the name of a section is
+any place in a list. Where a section has several types, a key belongs to those in its row.
+
+Every number has a range. A run that was trained with a number beyond it, by an earlier version, can still be watched,
+exported and resumed. Within the ranges a model, a sequence or a batch may still be too large: `trainkit check` refuses
+one that needs 1000 times the memory of this machine, `trainkit run` one that needs 10 times as much, with the estimate.
 
 """
 
