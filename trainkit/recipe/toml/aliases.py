@@ -125,6 +125,9 @@ _DIFFERENT = {
     "beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
     "resume_from_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
     "num_workers": Foreign("", "batches need no worker processes; trainkit cache-data has --workers"),
+    "checkpoint_files": Foreign("model.pretrained", "it names the directory of the files"),
+    "recipe_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
+    "load_checkpoint_path": Foreign("run.parameters_from", "a run to begin with; to resume one: trainkit resume RUN"),
     "checkpoint_dir": Foreign(
         "model.pretrained", "it names what a run begins with; its own checkpoints are in the run's directory"
     ),
@@ -166,6 +169,7 @@ _DIFFERENT = {
     "liger_fused_linear_cross_entropy": Foreign("", "leave it out: the loss never holds the logits of a whole batch"),
     "profiler": Foreign("", "profiling is an option of a command: trainkit run RECIPE --profile 20:25"),
     "flash_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
+    "attention": Foreign("", "leave it out: the fastest attention of the device is used"),
     "use_flash_attention": Foreign("", "leave it out: the fastest attention of the device is used"),
     "use_flash_attention_2": Foreign("", "leave it out: the fastest attention of the device is used"),
     "flash_attn": Foreign("", "leave it out: the fastest attention of the device is used"),
@@ -199,6 +203,7 @@ _DIFFERENT = {
     "min_lr_rate": Foreign("schedule.min_ratio"),
     "cosine_min_lr_ratio": Foreign("schedule.min_ratio"),
     "lr_scheduler_kwargs": Foreign("schedule", "its keys are those of [schedule], such as min_ratio and restarts"),
+    "use_badam": Foreign("optimizer.type", 'BAdam is none of them; moments = "int8" or "adafactor" saves memory'),
     "use_galore": Foreign(
         "optimizer.type", 'GaLore is none of them; moments = "int8" and "adafactor" need less memory'
     ),
@@ -228,6 +233,8 @@ _DIFFERENT = {
     ),
     "metric_for_best_model": Foreign("checkpoint.best", 'write best = { metric = "validation/held-out/loss" }'),
     "greater_is_better": Foreign("checkpoint.best", 'write best = { metric = "…", mode = "max" }'),
+    "hf_save_path": Foreign("export", "a recipe with [export] writes the model for transformers during training"),
+    "log_peak_memory_stats": Foreign("", "leave it out: every run logs its memory"),
     "hub_model_id": Foreign("", "uploading is a step of its own, after trainkit export RUN"),
     "push_to_hub": Foreign("", "uploading is a step of its own, after trainkit export RUN"),
     "logging_strategy": Foreign("", "leave it out: every step is logged"),
@@ -238,6 +245,8 @@ _DIFFERENT = {
     "wandb_project": Foreign("track.wandb", "write [track.wandb] with project"),
     "use_wandb": Foreign("track.wandb", "write [track.wandb] with project"),
     "wandb_entity": Foreign("track.wandb", "write [track.wandb] with entity"),
+    "wandb_watch": Foreign("statistics.every", "[statistics] logs norms and histograms of each layer"),
+    "wandb_log_model": Foreign("", "leave it out: models stay in the run's directory; trainkit export RUN writes one"),
     "wandb_mode": Foreign("track.wandb", 'write [track.wandb] with mode = "online" or "offline"'),
     # data
     "datasets": Foreign(
@@ -253,6 +262,10 @@ _DIFFERENT = {
     "test_datasets": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "eval_dataset": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_config": Foreign("data.train", "a source of type huggingface has config"),
+    "field_messages": Foreign("data.train", 'write document = { type = "chat", key = "…" } in [[data.train]]'),
+    "message_field_role": Foreign("data.train", "messages have role and content, or from and value"),
+    "message_field_content": Foreign("data.train", "messages have role and content, or from and value"),
+    "message_property_mappings": Foreign("data.train", "messages have role and content, or from and value"),
     "chat_template": Foreign("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
     "template": Foreign("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
     "train_on_inputs": Foreign("data.train", 'write document = { type = "chat", learn = "all" } in [[data.train]]'),
@@ -260,6 +273,8 @@ _DIFFERENT = {
     "rl": Foreign("task.type", 'write [task] with type = "preference" or "kto"'),
     "pref_beta": Foreign("task.beta"),
     "pref_loss": Foreign("task.loss"),
+    "teacher": Foreign("", "leave it out: there is no distillation"),
+    "student": Foreign("model", "there is no distillation"),
     "reference_free": Foreign("task.loss", '"orpo", "simpo" and "cpo" need no reference model'),
     "loss": Foreign("task.type", "the task has the loss: write [task] with type"),
     # adapters
