@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import trainer
+from places import LIMIT
 
 from trainkit.checkpoint import store
 from trainkit.errors import DONE, INTERRUPTED, STOPPED_EARLY
@@ -24,7 +26,7 @@ from trainkit.run import prepare, setup
 from trainkit.run.attempt import _imports_that_stay
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
-from trainkit.train.signals import ENDING, Signals, StopBeforeTraining
+from trainkit.train.signals import ENDING, Signals, StopBeforeTraining, repeat_ignored
 
 
 class Node:
@@ -179,3 +181,20 @@ def test_a_process_ends_while_it_compiles_with_the_code_of_the_signal(
         held.release(signals[0])
         assert held.end() == code, (tmp_path / "output.txt").read_text()
     assert "rror" not in (tmp_path / "output.txt").read_text()
+
+
+@pytest.mark.parametrize(("handled", "exception"), [(False, KeyboardInterrupt), (True, StopBeforeTraining)])
+def test_a_signal_whose_exception_python_ignores_comes_again(
+    monkeypatch: pytest.MonkeyPatch, handlers: None, handled: bool, exception: type[BaseException]
+) -> None:
+    class Destroyed:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM if handled else signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if handled:
+        Signals()
+    monkeypatch.setattr(sys, "unraisablehook", repeat_ignored)
+    with pytest.raises(exception):
+        Destroyed()
+        threading.Event().wait(LIMIT)

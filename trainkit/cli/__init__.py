@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
 from trainkit.printer import complain
+from trainkit.train import signals
 
 #: Limit of open files: far more than a run needs, and few enough for programs that close all of them one by one.
 DESCRIPTORS = 1 << 16
@@ -42,6 +43,7 @@ def main() -> NoReturn:
     # a QR decomposition on a busy machine took twelve times the CPU time
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_missing_streams()
+    sys.unraisablehook = signals.repeat_ignored
     _raise_descriptor_limit()
     code = _run()
     try:
@@ -54,7 +56,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if hosts := sys.modules.get("trainkit.parallel.hosts"):
         hosts.leave(code)
-    if signals := sys.modules.get("trainkit.train.signals"):  # the process trained
+    if "trainkit.run.attempt" in sys.modules:  # the process trained
         signals.leave(code)
     sys.exit(code)
 

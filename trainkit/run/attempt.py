@@ -29,7 +29,7 @@ from trainkit.run.recorded_inputs import mend_log
 from trainkit.run.rollback import set_bad_aside
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
-from trainkit.train.signals import Signals, StopBeforeTraining, leave
+from trainkit.train.signals import Signals, StopBeforeTraining, leave, repeat_ignored
 
 #: The output of the trainer, in the run's directory.
 LOG = "trainer.log"
@@ -229,4 +229,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.unraisablehook = repeat_ignored
     leave(main(sys.argv[1:]))

@@ -19,8 +19,12 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 COMPILING = "compile"
 
 
+#: Seconds after which a signal comes again whose exception was ignored.
+_AGAIN_AFTER = 0.05
+
+
 class StopBeforeTraining(BaseException):
-    """A signal came before the first step: there is nothing to finish or to save."""
+    """A signal, the first argument, came before the first step: there is nothing to finish or to save."""
 
 
 class Signals:
@@ -46,7 +50,7 @@ class Signals:
         """
         self.training = True
         if self.received:
-            raise StopBeforeTraining
+            raise StopBeforeTraining(self.received)
 
     @contextlib.contextmanager
     def defer(self) -> Iterator[None]:
@@ -82,7 +86,22 @@ class Signals:
         if self._interrupted_twice:
             raise KeyboardInterrupt
         if not self.training:
-            raise StopBeforeTraining
+            raise StopBeforeTraining(self.received)
+
+
+def repeat_ignored(unraisable: sys.UnraisableHookArgs) -> None:
+    """Let a signal come again whose exception Python ignored, because it came in a destructor or in garbage collection.
+
+    For `sys.unraisablehook`.
+    """
+    if isinstance(unraisable.exc_value, KeyboardInterrupt | StopBeforeTraining):
+        (number,) = unraisable.exc_value.args or (signal.SIGINT,)
+        main = threading.main_thread().ident
+        again = threading.Timer(_AGAIN_AFTER, signal.pthread_kill, (main, number))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def leave(code: int) -> NoReturn:
