@@ -12,7 +12,7 @@ from places import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from fault_kinds import bit_flips, workplace
-from fault_kinds.workplace import Workplace
+from fault_kinds.workplace import Workplace, cut_off, losses_of
 
 FLIPS = 48
 
@@ -45,3 +45,12 @@ def test_what_a_resume_would_read_differently_without_a_word_is_wrong(place: Wor
     states[12] = ("older state", "shorter log")
     older = expected._replace(step=12, state="older state", log="shorter log")
     assert bit_flips.compare(older, expected, states, "bit 0").result == "fell back"
+
+
+def test_a_process_that_resumes_reports_a_changed_loss_in_the_log(place: Workplace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bit_flips, "trainkit", trainer.trainkit)
+    cut_off(place.run, after=bit_flips.KILLED_AFTER)
+    log = place.run / "events.jsonl"
+    log.write_text(log.read_text().replace(f'"train/loss": {place.losses[15]}', '"train/loss": 99.0'))
+    assert losses_of(place.run)[15] == 99
+    assert bit_flips.resume_and_judge(place, "loss of step 15").result == "reported"
