@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from checkpoint_child import FACTS, state_at
+from sample_recipe import write
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.saver import Saver
 from trainkit.events.log import EventLog
+from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.values import dumps
 from trainkit.run.black_box import keep_checkpoint
+from trainkit.run.recorded_inputs import recipe_with
 from trainkit.run.replay import logged_steps
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import kept_steps
@@ -47,3 +52,18 @@ def test_a_replay_is_compared_with_the_steps_that_count_and_knows_the_recipe_of_
     manifest = Manifest.model_construct(log=mark, recipe="b")
     later = logged_steps(tmp_path, manifest, first=6, last=8)
     assert later == {step: each for step, each in found.items() if step >= 6}
+    beyond = Manifest.model_construct(log=(10**6, ""), recipe="b")  # the log was made smaller after the checkpoint
+    assert logged_steps(tmp_path, beyond, first=4, last=8) == found
+
+
+def test_steps_are_computed_again_with_the_recipe_that_a_checkpoint_has_kept(tmp_path: Path) -> None:
+    before, present = load(write(tmp_path), ["train.max_grad_norm=0.5"]), load(write(tmp_path), [])
+    fingerprint = before.recipe.fingerprint()
+    text = dumps(before.recipe, before.origins, before.path)
+    saver = Saver(tmp_path, on_saved=lambda saved: None)
+    saver.save(state_at(2), step=2, kind="rolling", provenance=replace(FACTS, recipe=fingerprint, recipe_text=text))
+    saver.close()
+    found, is_known = recipe_with(tmp_path, fingerprint, present)
+    assert is_known and found.recipe == before.recipe
+    assert recipe_with(tmp_path, present.recipe.fingerprint(), present) == (present, True)
+    assert recipe_with(tmp_path, "another", present) == recipe_with(tmp_path, None, present) == (present, False)

@@ -215,6 +215,8 @@ def compare_replay(directory: Path, step: int | None, count: int, *, progress: T
         last += 1
     if last + 1 in logged:
         notes.append(f"step {last + 1} was trained with another recipe: the comparison ends before it")
+    elif last < min(step + count, last_logged):
+        notes.append(f"the log lacks step {last + 1}: the comparison ends before it")
     replay = open_replay(directory, loaded.recipe, step, progress=progress)
     differences: list[str] = []
     compared: list[int] = []
@@ -236,7 +238,15 @@ def logged_steps(directory: Path, manifest: Manifest | None, *, first: int, last
     Args:
         manifest: of the checkpoint before `first`, which says where the log was then; None for the first step.
     """
-    begin, recipe = (manifest.log[0], manifest.recipe) if manifest and manifest.log else (0, None)
+    if manifest and manifest.log:
+        found = _steps_from(directory, manifest.log[0], manifest.recipe, first=first, last=last)
+        if first in found:
+            return found
+    return _steps_from(directory, 0, None, first=first, last=last)  # also where the log was made smaller since
+
+
+def _steps_from(directory: Path, begin: int, recipe: str | None, *, first: int, last: int) -> dict[int, LoggedStep]:
+    """Return the same from this byte of the log on, where steps were trained with this recipe."""
     tail, found = Tail(directory, offset=begin), dict[int, LoggedStep]()
     while events := tail.poll():
         for event in events:
