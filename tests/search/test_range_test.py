@@ -53,10 +53,11 @@ def test_a_range_test_neither_evaluates_nor_samples_nor_exports(monkeypatch: pyt
 
     monkeypatch.setattr(range_test, "attempt", attempt)
     settings = ["evaluate.every=5", "statistics.every=5", "checkpoint.keep_every=5", "export.every=5"]
+    settings += ["guard.non_finite=skip"]
     with pytest.raises(TrainkitError, match="exploded in step 1"):
         range_test.find_rate(QUICKSTART, settings, low=1e-6, high=1.0, steps=20)
     (recipe,) = seen
-    assert recipe.train.steps == 20 and recipe.sample is None and recipe.export is None
+    assert recipe.train.steps == 20 and recipe.sample is None and recipe.export is None and not recipe.guard.in_step
     assert not (recipe.evaluate.every or recipe.statistics.every or recipe.checkpoint.keep_every)
 
 

@@ -168,8 +168,8 @@ def _in_proportion(rule: OptimizerSpec, factor: float) -> OptimizerSpec:
 
 
 def _training_only(recipe: Recipe) -> Recipe:
-    """Return the recipe without evaluations, samples, statistics, averages, exports, trackers and checkpoints on the
-    way."""
+    """Return the recipe without evaluations, samples, statistics, averages, exports, trackers, checkpoints on the way
+    and [guard], which would skip the steps that show where training diverges."""
     return with_values(
         recipe,
         evaluate=with_values(recipe.evaluate, every=None, patience=None),
@@ -178,5 +178,6 @@ def _training_only(recipe: Recipe) -> Recipe:
         export=None,
         track=with_values(recipe.track, **dict.fromkeys(NAMES, False)),
         statistics=type(recipe.statistics)(),
+        guard=type(recipe.guard)(),
         checkpoint=with_values(recipe.checkpoint, every_minutes=None, keep_every=None),
     )
