@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Mapping
@@ -108,11 +109,14 @@ def keep_checkpoint(directory: Path, step: int) -> None:
     A run keeps two of them for its black boxes: the first and the newest.
     """
     paths = [info.directory for info in store.checkpoints(directory)]
-    for path in [path for path in paths if checkpoint_files.reason_of_mark(path) == REASON][1:]:
-        checkpoint_files.mark(path, keep=False)
+    marked = [path for path in paths if checkpoint_files.reason_of_mark(path) == REASON]
     before = [path for path in paths if int(path.name) <= step]
-    if before and not checkpoint_files.is_marked(before[-1]):
-        checkpoint_files.mark(before[-1], keep=True, reason=REASON)
+    # a viewer may have changed a mark meanwhile, or the checkpoint may be gone
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        for path in marked[1:]:
+            checkpoint_files.mark(path, keep=False)
+        if before and not checkpoint_files.is_marked(before[-1]):
+            checkpoint_files.mark(before[-1], keep=True, reason=REASON)
 
 
 def boxes(directory: Path) -> list[int]:
