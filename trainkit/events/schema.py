@@ -12,8 +12,8 @@ Metric names are paths, the same here, in the dashboard, in Aim and in the docs:
 `time/evaluation`, `time/checkpoint`; `memory/host` (bytes), `memory/device/0` (bytes; the peak so far is
 `memory/device_peak/0`), `power/device/0` (watts), `temperature/device/0` (degrees Celsius), `utilization/device/0`
 (share of the time), `host/cpu` (cores that the trainer uses), `host/core/0` (share of the time in use by anyone); with
-`[guard]` `guard/skipped`, `guard/skipped_in_a_row`, `guard/score`, `guard/drift`, and `guard/left_out` of a step without
-an update.
+`[guard]` `guard/skipped`, `guard/skipped_in_a_row`, `guard/score`, `guard/drift`, and `guard/left_out` of steps left
+out.
 """
 
 from __future__ import annotations

@@ -60,10 +60,11 @@ class BlackBoxes:
         if not target.exists() and len(boxes(self._directory)) >= MOST:
             return
         try:
-            target.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(exist_ok=True)  # without parents: the run itself may have been moved away
+            target.mkdir(exist_ok=True)
             with ThreadPoolExecutor(1, "black box") as thread:  # what it compiles is no part of the training step
                 thread.submit(self._write, target, incident).result()
-        except (OSError, TrainkitError, ValueError) as error:
+        except (OSError, TrainkitError, ValueError, RuntimeError) as error:
             message = f"the black box of step {incident.step} could not be written: {error}"
             self._log.write("alert", step=incident.step, kind="guard", message=message)
             return

@@ -81,7 +81,7 @@ def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool =
         limit.daemon = True
         limit.start()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=True)
         path = directory / f"stacks-{len(list(directory.glob('stacks-*.txt'))) + 1}.txt"
         with files.replace_file(path) as file:
             faulthandler.dump_traceback(file, all_threads=True)
