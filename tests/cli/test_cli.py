@@ -98,15 +98,15 @@ def test_check_says_in_one_line_what_would_be_trained(call, tmp_path):
         ('"labelled", texts = ["{prompt}"]', '[task] type = "sequence-classification"'),
     ],
 )
-def test_documents_of_another_task_than_the_default_are_noted_by_check_and_refused_by_plan(
-    call, tmp_path, document, fix
-):
+def test_documents_of_another_task_than_the_default_are_refused_by_check_and_plan(call, tmp_path, document, fix):
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c", "label": 0}\n' * 9)
     source = f'path = "a.jsonl"\ndocument = {{ type = {document} }}\n[data.encoding]\ntype = "pad"'
     write(tmp_path, changed(('type = "python-stdlib"', source)))
     code, out, err = call("check", "sample.toml")
-    assert (code, err) == (DONE, "") and "note: the task causal-lm does not learn from documents of" in out
-    assert "cached and inspected" in out and fix in out
+    assert (code, out) == (WRONG_INPUT, "") and "the task causal-lm does not learn from documents of" in err
+    line = line_of((tmp_path / "sample.toml").read_text(), "document =")
+    assert err.startswith(f"error: sample.toml:{line}: data.train.0.document: ")
+    assert "cached and inspected" in err and fix in err
     code, out, err = call("plan", "sample.toml")
     assert (code, out) == (WRONG_INPUT, "") and "does not learn from documents of type" in err
     assert err.startswith("error: sample.toml:")
@@ -118,7 +118,7 @@ path = "tokenizer.json"
 [data]
 sequence_length = 64
 [[data.train]]
-path = ["text/train-{0..1}.jsonl", "s3://not/asked.jsonl"]
+path = ["text/train-{0..1}.jsonl", "memory://not/asked.jsonl"]
 [[data.train]]
 path = "text/valid.jsonl"
 document = { type = "chat", template = "chat.jinja" }
@@ -151,7 +151,7 @@ def test_check_names_every_local_file_that_does_not_exist(call, tmp_path):
     assert (code, out) == (WRONG_INPUT, "")
     for problem, written in missing.items():
         assert f"sample.toml:{line_of(text, written)}: {problem}" in err
-    assert "s3:" not in err and "train.1.path" not in err
+    assert "memory:" not in err and "train.1.path" not in err
     for near in ("text", "tokeniser.json"):
         assert f"did you mean {tmp_path / near}?" in err
 

@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
-from trainkit.printer import complain
+from trainkit.printer import complain, quote
 from trainkit.train import signals
 
 #: Limit of open files: far more than a run needs, and few enough for programs that close all of them one by one.
@@ -97,11 +97,17 @@ def _run() -> int:
         _print_error(str(error))
         return error.exit_code
     except Exception as error:
-        _print_error(
-            f"{type(error).__name__}: {error}\nhint: this is a bug in trainkit; to see where: trainkit --debug …"
-        )
+        _print_error(_in_words(error))
         return FAILED
     return DONE
+
+
+def _in_words(error: Exception) -> str:
+    """Return an error that no part of trainkit expected: of a file that is not as it should be, or ours."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        look = f"hint: look at what is there: ls -ld {quote(str(error.filename))}"
+        return f"{error.filename}: cannot be used: {error.strerror}\n{look}"
+    return f"{type(error).__name__}: {error}\nhint: this is a bug in trainkit; to see where: trainkit --debug …"
 
 
 def _print_error(message: str) -> None:

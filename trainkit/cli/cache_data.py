@@ -94,8 +94,10 @@ def cache_data(
 ) -> Iterator[str] | str | tuple[str, int]:
     """Tokenise the data of a recipe ahead of time."""
     from trainkit.hub.recipe import load
+    from trainkit.recipe.toml.load import locate_error
 
-    parsed = load(recipe, overrides or [], mode=mode).recipe
+    loaded = load(recipe, overrides or [], mode=mode)
+    parsed = loaded.recipe
     directory = Path(parsed.data.cache)
     if verify:
         return _verify(directory)
@@ -114,7 +116,10 @@ def cache_data(
         lines = _repair(directory) if repair else []
         start = time.monotonic()
         with show_progress() as progress:
-            cache = build(parsed, engine=tokenise, progress=progress)
+            try:
+                cache = build(parsed, engine=tokenise, progress=progress)
+            except TrainkitError as error:
+                raise locate_error(error, loaded) from error
     lines += _summary(cache, parsed, time.monotonic() - start)
     if export is not None:
         from trainkit.data.export import export as write

@@ -9,7 +9,6 @@ from trainkit.errors import TrainkitError
 from trainkit.text import plural
 
 if TYPE_CHECKING:
-    from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
 
 BRIEF = True
@@ -26,6 +25,7 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
     check_lengths(loaded, mode)
     check_machine(loaded)
     _check_files(loaded)
+    _check_documents(loaded)
     if parsed.sweep is not None:
         from trainkit.search.study import check_values
         from trainkit.search.trials import TrialRecipes
@@ -48,7 +48,6 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
     else:
         summary.append(_length(loaded))
     lines = [f"ok: {parsed.run.name}: {', '.join(summary)}", *(f"note: {note}" for note in notes(parsed))]
-    lines += [f"note: {note}" for note in _notes_on_documents(parsed)]
     lines += [f"plugin: {plugin}" for plugin in loaded.plugins]
     return "\n".join(lines)
 
@@ -56,20 +55,24 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
 def _check_files(loaded: Loaded) -> None:
     """Raise one TrainkitError about all local files that the recipe names and that do not exist."""
     from trainkit.data.sources.missing import missing_files
+    from trainkit.recipe.toml.load import locate_error
 
     errors = list(missing_files(loaded.recipe))
     if errors:
-        places = [loaded.origins.get(error.where, error.where) for error in errors]
+        # the problem has the key
+        places = [locate_error(error, loaded).where.removesuffix(f": {error.where}") for error in errors]
         more = [f"\n{place}: {error.problem}" for place, error in zip(places[1:], errors[1:], strict=True)]
         hint = "; ".join(dict.fromkeys(error.hint for error in errors))
         raise TrainkitError(errors[0].problem + "".join(more), where=places[0], hint=hint)
 
 
-def _notes_on_documents(recipe: Recipe) -> list[str]:
-    """Return a note where the default task, which nobody chose, does not learn from the training documents."""
+def _check_documents(loaded: Loaded) -> None:
+    """Raise TrainkitError where the default task, which nobody chose, does not learn from the training documents."""
     from trainkit.recipe.spec import type_of
+    from trainkit.recipe.toml.load import locate_error
     from trainkit.recipe.union import members_at
 
+    recipe = loaded.recipe
     try:
         recipe.task.check_documents(recipe.data.train)
     except TrainkitError as error:
@@ -77,11 +80,9 @@ def _notes_on_documents(recipe: Recipe) -> list[str]:
         fitting = [type_of(task) for task in able if all(map(task.learns_from, recipe.data.train))]
         named = " or ".join(f'[task] type = "{name}"' for name in fitting)
         fix = f"write {named}" if named else "add a task with a plugin"
-        return [
-            f"{error.problem}, and is the default: these documents can be cached and inspected, but not trained with;"
-            f" to train with them, {fix}"
-        ]
-    return []
+        problem = f"{error.problem}, and is the default"
+        hint = f"to train with them, {fix}; they can be cached and inspected without"
+        raise locate_error(TrainkitError(problem, where=error.where, hint=hint), loaded) from None
 
 
 def _length(loaded: Loaded) -> str:

@@ -31,8 +31,12 @@ EXPORTS = "exports"
 SWEEP = "sweep.json"
 #: In the directory of a run that a job of Slurm began: which one.
 JOB = "job.json"
-#: The errors of a disk that refuses to write: it is full, read-only, failing, or belongs to somebody else.
-_REFUSALS = (*PASSING, errno.EFBIG, errno.EACCES, errno.EPERM)
+#: The errors of a disk that refuses to write: it is full, read-only, failing, or belongs to somebody else; and those of
+#: a directory or a loop of links in the place of a file.
+_REFUSALS = (
+    *PASSING, errno.EFBIG, errno.EACCES, errno.EPERM,
+    errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
 _MAKE_ROOM = "make room there or permit writing"
 #: How often, and after how many seconds each, a lock is tried that a process without a name holds.
 _TRIES, _BETWEEN_TRIES = 10, 0.05

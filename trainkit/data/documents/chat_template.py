@@ -246,7 +246,27 @@ def _find(chosen: ChatTemplateChoice, tokenizer_path: Path, config: Mapping[str,
     )
 
 
+def check_syntax(chosen: ChatTemplateChoice) -> None:
+    """Raise TrainkitError if the recipe's own template cannot be read, is not Jinja, or does not use `messages`."""
+    if chosen.path is not None or chosen.jinja is not None:
+        _checked(ChatTemplate(*_find(chosen, Path(), {})))
+
+
 def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
+    compiled = _checked(template)
+    # Jinja writes nothing for an unknown name, and a model that sees no end never learns to stop
+    for token in _TOKENS:
+        if token in compiled.needs and token not in named:
+            raise TrainkitError(
+                f"the chat template writes {token}, but the tokenizer's files do not define it",
+                where=template.origin,
+                hint=f'name it in {map_path}: {{"{token}": "…"}} (null if there is none),'
+                " or spell it out in your own template",
+            )
+
+
+def _checked(template: ChatTemplate) -> _Compiled:
+    """Return a template, compiled. Raises TrainkitError if it is not Jinja or does not use `messages`."""
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -263,15 +283,7 @@ def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
             where=template.origin,
             hint=f"such as:\n{EXAMPLE}",
         )
-    # Jinja writes nothing for an unknown name, and a model that sees no end never learns to stop
-    for token in _TOKENS:
-        if token in compiled.needs and token not in named:
-            raise TrainkitError(
-                f"the chat template writes {token}, but the tokenizer's files do not define it",
-                where=template.origin,
-                hint=f'name it in {map_path}: {{"{token}": "…"}} (null if there is none),'
-                " or spell it out in your own template",
-            )
+    return compiled
 
 
 def _read(path: Path, hint: str) -> str:

@@ -36,20 +36,38 @@ def suffixes(path: str) -> tuple[str, str]:
     return (os.path.splitext(bare)[1], last) if last in COMPRESSED else (last, "")
 
 
+def why_unusable(url: str) -> tuple[str, str] | None:
+    """Return why a URL can certainly not be opened, and what to do; None if its store may open it. Asks no store."""
+    from importlib.util import find_spec
+
+    from fsspec.registry import known_implementations, registry
+
+    scheme = cast(re.Match[str], SCHEME.match(url))[1]
+    if MASK in url:
+        return (
+            f"its password or token is missing: {MASK} stands in its place",
+            f"write the secret instead of {MASK}; a run has the secrets of its recipe in its secrets.json",
+        )
+    if "::" in url:
+        return "is a chain of URLs, which is not supported", "name the files themselves"
+    if scheme in registry:
+        return None
+    if scheme not in known_implementations:
+        return f"{scheme}:// is not a supported kind of URL", "s3://, gs://, az://, hf:// and https:// are"
+    package = known_implementations[scheme]["class"].partition(".")[0]
+    if find_spec(package) is None:
+        return f"{scheme}:// needs the package {package}, which is not installed", "install it beside trainkit"
+    return None
+
+
 @contextlib.contextmanager
 def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
     """Yield the fsspec file system of a URL and the path in it. Whatever it raises becomes a TrainkitError.
 
     Without `listings` it is a separate file system object, which does not remember directory listings.
     """
-    if MASK in url:
-        raise TrainkitError(
-            f"its password or token is missing: {MASK} stands in its place",
-            where=url,
-            hint=f"write the secret instead of {MASK}; a run has the secrets of its recipe in its secrets.json",
-        )
-    if "::" in url:
-        raise TrainkitError("is a chain of URLs, which is not supported", where=url, hint="name the files themselves")
+    if (MASK in url or "::" in url) and (problem := why_unusable(url)) is not None:
+        raise TrainkitError(problem[0], where=url, hint=problem[1])
     from fsspec.core import url_to_fs
     from fsspec.registry import known_implementations
 

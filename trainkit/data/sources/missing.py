@@ -1,4 +1,5 @@
-"""Local files that a recipe names and that do not exist. No file is read, and no other machine is asked."""
+"""What is wrong with the sources of a recipe that can be known before data is read: files that do not exist, URLs that
+cannot be opened, documents that do not fit their files, and mistakes in templates. No other machine is asked."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainkit.data.hub_files import HUB_ID
-from trainkit.data.sources.files import is_remote
+from trainkit.data.sources.files import is_remote, suffixes, why_unusable
 from trainkit.data.sources.patterns import match_files, nearest
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.source import Files, SourceSpec, Tokens, document_of
+from trainkit.recipe.sections.source import FILE_FORMATS, Files, SourceSpec, Tokens, document_of
 from trainkit.recipe.toml.files import as_shown
 
 
@@ -22,7 +23,9 @@ def missing_files(recipe: Recipe) -> Iterator[TrainkitError]:
     """
     for section, sources in (("train", recipe.data.train), ("validation", recipe.data.validation)):
         for number, source in enumerate(sources):
-            yield from _of_source(f"data.{section}.{number}", source)
+            place = f"data.{section}.{number}"
+            missing = list(_of_source(place, source))
+            yield from missing or _of_documents(place, source, Path(recipe.data.cache))
     path = recipe.tokenizer.path if recipe.tokenizer else None
     if path is not None and (path.endswith(".json") or not HUB_ID.fullmatch(path)):
         yield from _unless_it_exists("tokenizer.path", path)
@@ -44,12 +47,49 @@ def _of_source(place: str, source: SourceSpec) -> Iterator[TrainkitError]:
                 yield from _unless_it_exists(f"{place}.document.{key}", path)
 
 
+def _of_documents(place: str, source: SourceSpec, cache: Path) -> Iterator[TrainkitError]:
+    """Yield what is wrong with the documents of a source whose files exist."""
+    document = document_of(source)
+    try:
+        if isinstance(source, Files | Tokens) and not any(map(is_remote, _texts(source.path))):
+            if document is not None or not _has_usual_files(source):
+                from trainkit.data.sources.listing import list_files  # it loads numpy
+
+                list_files(source, cache)
+        elif document is not None and document.templates:
+            from trainkit.data.documents import templates
+
+            templates.check(document)
+        if document is not None and (chosen := document.chat_template) is not None:
+            from trainkit.data.documents.chat_template import check_syntax
+
+            check_syntax(chosen)
+    except TrainkitError as error:
+        at = f"{place}.document" if document is not None else place
+        problem = error.problem if error.where.startswith("data.") else f"{error.where}: {error.problem}"
+        yield TrainkitError(f"{at}: {problem}", where=at, hint=error.hint)
+
+
+def _has_usual_files(source: Files | Tokens) -> bool:
+    """Return whether the names of its patterns tell the format of its files."""
+    known = {suffix for each in FILE_FORMATS for suffix in each.suffixes}
+    patterns = _texts(source.path)
+    return (
+        isinstance(source, Files)
+        and (source.format != "auto" or all(suffixes(pattern)[0] in known for pattern in patterns))
+        and source.text_key == "text"
+    )
+
+
 def _texts(value: str | Sequence[str] | None) -> Sequence[str]:
     return () if value is None else (value,) if isinstance(value, str) else value
 
 
 def _unless_it_matches(place: str, pattern: str) -> Iterator[TrainkitError]:
-    if not is_remote(pattern):
+    if is_remote(pattern):
+        if (why := why_unusable(pattern)) is not None:
+            yield TrainkitError(f'{place} = "{pattern}": {why[0]}', where=place, hint=why[1])
+    else:
         try:
             match_files(pattern)
         except TrainkitError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import hashlib
@@ -76,6 +77,35 @@ def expand_braces(pattern: str) -> list[str]:
             found += [head + middle + rest for rest in rests]
         return found
     return [pattern]
+
+
+def _check_links(root: Path) -> None:
+    """Raise TrainkitError if a link below `root` leads back to a directory that it is in: `**` would never end."""
+    above = [os.path.realpath(root)]
+    above += [str(parent) for parent in Path(above[0]).parents]
+    # depth first, with each directory once by its real path; None ends the directory on top of `inside`
+    waiting: list[str | None] = [str(root)]
+    inside: list[str] = []
+    seen: set[str] = set()
+    while waiting:
+        directory = waiting.pop()
+        if directory is None:
+            inside.pop()
+            continue
+        real = os.path.realpath(directory)
+        if real in inside or (real in above and inside):
+            raise TrainkitError(
+                "a link leads back to a directory that it is in, which ** would follow for ever",
+                where=directory,
+                hint="remove the link, or name the directories that hold the files",
+            )
+        if real in seen:
+            continue
+        seen.add(real)
+        inside.append(real)
+        waiting.append(None)
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:  # such as one of another user
+            waiting += [entry.path for entry in entries if not entry.name.startswith(".") and os.path.isdir(entry.path)]
 
 
 def _too_many(pattern: str) -> TrainkitError:
@@ -166,6 +196,8 @@ def match_files(pattern: str) -> list[Match]:
             elif path.is_dir():
                 raise _directory(str(path))
             elif glob.has_magic(expanded):
+                if "**" in expanded:
+                    _check_links(root)
                 names = glob.glob(expanded, root_dir=root, recursive=True)
                 files.update(file for name in names if (file := root / name).is_file())
             else:

@@ -25,11 +25,16 @@ from trainkit.data.tokenizer.special_tokens import (
     special_tokens,
 )
 from trainkit.errors import TrainkitError
+from trainkit.text import one_line, shorten
 
 #: What stands for a space in the names of tokens, and for other white space: as it is, as byte-level tokenizers write
 #: it, and as a single byte.
 _SPACES = "Ġ", "▁"
 _WHITE = "\t", "\n", "\r", "ĉ", "Ċ", "č", "<0x09>", "<0x0A>", "<0x0D>"
+
+
+#: So many ids without a token are no mistake, whatever the size of the vocabulary.
+UNUSED_IDS = 65_536
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class LoadedTokenizer:
         self.path = path
         self.content, self.beside = content, beside
         self._tokenizer = _parse(path, content)
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = _vocab_size(self._tokenizer, path)
         self.end_of_text = _end_of_text(self._tokenizer, beside, path)
         self.beginning_of_text = id_of("bos", self._tokenizer, beside)
         self.padding = id_of("pad", self._tokenizer, beside)
@@ -276,6 +281,21 @@ def _parse(path: Path, content: bytes) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _vocab_size(tokenizer: Tokenizer, path: Path) -> int:
+    """Return the highest id plus 1. Raises TrainkitError if hardly any id below it has a token: it is a mistake."""
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    size = max(ids.values(), default=-1) + 1
+    if size > UNUSED_IDS + 4 * len(ids):
+        last = max(ids, key=lambda name: ids[name])
+        raise TrainkitError(
+            f"the token {shorten(one_line(last))!r} has the id {size - 1:,}, and there are only {len(ids):,} tokens:"
+            " the model would need a row for each id",
+            where=str(path),
+            hint="bring the file back as it was, or give the token the next free id",
+        )
+    return size
 
 
 def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:

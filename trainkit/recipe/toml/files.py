@@ -116,7 +116,8 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) 
 def _not_toml(text: str, error: ValueError | RecursionError, shown: str) -> TrainkitError:
     """Return a syntax error with its line and what was probably meant; `shown` is the file's name."""
     if isinstance(error, RecursionError):
-        return TrainkitError("nested too deeply", where=shown)
+        deepest = max(enumerate(text.split("\n"), start=1), key=lambda line: sum(map(line[1].count, ".[{")))
+        return TrainkitError(f"nested too deeply\n  {shorten(deepest[1].strip())}", where=f"{shown}:{deepest[0]}")
     if not isinstance(error, tomli.TOMLDecodeError):
         return _unreadable_value(text, error, shown)
     number, column = error.lineno, error.colno

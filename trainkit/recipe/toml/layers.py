@@ -9,7 +9,10 @@ import tomli
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml.positions import Key, Origin, dotted_key
+from trainkit.text import shorten
 
+#: More parts than any key has.
+DEEPEST = 50
 SET = Origin("--set")
 DEFAULT = Origin("default")
 
@@ -152,6 +155,10 @@ def put_override(layer: Layer, override: str) -> None:
     where = f"--set {override}"
     if not equals or not all(key):
         raise TrainkitError("an override is written KEY=VALUE", where=where, hint="--set train.steps=100")
+    if len(key) > DEEPEST:
+        raise TrainkitError(
+            f"no key has {len(key):,} parts", where=shorten(where), hint="`trainkit schema` lists all keys"
+        )
     if key[0] == "mode":
         raise TrainkitError("a mode cannot be set", where=where, hint="--mode NAME chooses a mode of the recipe")
     put_value(layer, key, _override_value(text), SET, where=where)

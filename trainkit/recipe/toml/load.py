@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +22,7 @@ from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_abso
 from trainkit.recipe.toml.ignored_keys import check_ignored_keys
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
 from trainkit.recipe.toml.modes import BUILT_IN, FULL, check_mode, in_mode, take_modes
+from trainkit.recipe.toml.paths import check_name, check_paths
 from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.values import Secrets, flat, pair
@@ -28,6 +30,11 @@ from trainkit.redaction import redact
 
 if TYPE_CHECKING:
     from trainkit.recipe.toml.plugins import Plugin
+
+
+#: Sections whose values may be paths of what is read.
+_WITH_PATHS = (("data", "train"), ("data", "validation"), ("tokenizer",), ("model",), ("adapter",))
+_MAGIC = re.compile(r"[*?\[{]")
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ def _check(
         from trainkit.recipe.toml.diagnosis import diagnose
 
         raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path), language=language) from None
+    if not resolved:  # the paths of a run were used already
+        check_paths(recipe, layer)
     tokenizer = recipe.tokenizer
     if tokenizer and tokenizer.revision is not None and os.path.exists(os.path.expanduser(tokenizer.path or "")):
         raise hub_only(("tokenizer", "revision"), tokenizer.path, layer)
@@ -222,12 +231,14 @@ def _put_secret(table: Any, key: Key, value: Any) -> None:
 
 
 def check_lengths(loaded: Loaded, mode: str) -> None:
-    """Raise TrainkitError if a new run would end in the past, or its schedule is longer than its steps, if known.
+    """Raise TrainkitError if a new run cannot be used by its name, would end in the past, or has a schedule that is
+    longer than its steps, if known.
 
     A built-in mode shortens the schedule with the run, as far as it can, and so does a run that has begun.
     """
     train = loaded.recipe.train
     try:
+        check_name(str(loaded.recipe.run.name))
         train.check_time(datetime.now())
         if train.steps is not None and mode not in BUILT_IN:
             loaded.recipe.check_lengths(train.steps)
@@ -240,5 +251,19 @@ def locate_error(error: TrainkitError, loaded: Loaded) -> TrainkitError:
     # a table has no origin: use that of its first value that a person wrote
     written = (o for key, o in loaded.origins.items() if key.startswith(f"{error.where}.") and o != str(DEFAULT))
     origin = loaded.origins.get(error.where) or next(written, None)
-    where = error.where if origin in (None, str(DEFAULT)) else f"{origin}: {error.where}"
-    return TrainkitError(error.problem, where=where, hint=error.hint, exit_code=error.exit_code)
+    where, hint = error.where if origin in (None, str(DEFAULT)) else f"{origin}: {error.where}", error.hint
+    if where == error.where and (key := _key_of_path(where, loaded)) is not None:
+        hint += f"{'; ' * bool(hint)}it comes from {key} ({loaded.origins[key]})"
+    return TrainkitError(error.problem, where=where, hint=hint, exit_code=error.exit_code)
+
+
+def _key_of_path(where: str, loaded: Loaded) -> str | None:
+    """Return the key whose path or pattern a file is of, of the data or the tokenizer; None if it is of none."""
+    found: dict[int, str] = {}
+    for key, value in flat(loaded.recipe).items():
+        if key[:2] in _WITH_PATHS or key[:1] in _WITH_PATHS:
+            for text in value if isinstance(value, tuple) else (value,):
+                begins = _MAGIC.split(text, maxsplit=1)[0] if isinstance(text, str) else ""
+                if ("/" in begins.strip("/") or begins == text) and begins and where.startswith(begins):
+                    found[len(begins)] = dotted_key(key)
+    return found[max(found)] if found else None

@@ -130,12 +130,13 @@ class _Wrong(Exception):
 def _import_plugin(path: Path) -> Plugin:
     try:
         source = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name with NUL has no file
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         near = ", ".join(sorted(found.name for found in path.parent.glob("*.py"))[:8])
         hint = (
             f"a path is relative to the recipe that names it; Python files in {as_shown(path.parent)}: {near or 'none'}"
         )
-        raise _Wrong(f"the plugin cannot be read: {(error.strerror or str(error)).lower()}", hint) from None
+        raise _Wrong(f"the plugin cannot be read: {reason.lower()}", hint) from None
     digest = hashlib.sha256(source).hexdigest()
     place = hashlib.sha256(str(path).encode() + source).hexdigest()[:12]
     stem = re.sub(r"\W", "_", path.stem)
