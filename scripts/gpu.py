@@ -116,7 +116,8 @@ def use(directory: Path) -> None:
 
 
 def settle(*, small: bool) -> None:
-    """Let the processes that parts start find trainkit, and compute on one GPU or, if `small`, on the CPU."""
+    """Let this process and those that parts start find trainkit, and compute on one GPU or, if `small`, on the CPU."""
+    sys.path.append(str(ROOT))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     if small:
