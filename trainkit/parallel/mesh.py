@@ -107,7 +107,15 @@ def on_own_rows(function: Callable[..., Array], *arguments: Any, whole: tuple[in
         return function(*arguments)
     split = PartitionSpec(mesh.axis_names)
     specs = tuple(PartitionSpec() if i in whole else split for i in range(len(arguments)))
+    if mesh.shape.get(FSDP, 1) > 1:
+        # XLA would gather in float32 what was rounded, and round it then
+        arguments = tuple(_as_stored(x, mesh.shape[FSDP]) if i in whole else x for i, x in enumerate(arguments))
     return jax.shard_map(function, in_specs=specs, out_specs=split, check_vma=False)(*arguments)
+
+
+def _as_stored(tree: PyTree, fsdp: int) -> PyTree:
+    """Return the same arrays, divided as the state divides those of their shapes."""
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, partition(x.shape, fsdp)), tree)
 
 
 def on_own_matrices(function: Callable[..., Any], arguments: Sequence[tuple[PyTree, ...]], *whole: Any) -> list[Any]:
