@@ -14,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 sys.path.append(str(Path(__file__).parents[2] / "scripts" / "bench"))
 import gpu
+import step
 from gpu_parts import place as places
 from gpu_parts.place import Part, Place, Row, table_rows
 from overlap import Transfer, transfers
@@ -101,6 +102,17 @@ def test_products_between_the_start_and_the_end_of_a_transfer_are_counted() -> N
         Transfer("all-gather", "bf16[8]{0}", loop=True, products=2),
         Transfer("all-reduce", "f32[]", loop=False, products=0),
     ]
+
+
+def test_what_parts_start_finds_trainkit_and_carried_packages_where_neither_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", {"PYTHONPATH": "carried"})
+    gpu.settle(small=True)
+    assert str(gpu.ROOT) in sys.path and os.environ["PYTHONPATH"].split(os.pathsep) == [str(gpu.ROOT), "carried"]
+    step.settle_environment(on_gpu=False)
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[-1] == "carried"
 
 
 def test_every_part_has_a_name_in_order_and_says_what_it_shows() -> None:
