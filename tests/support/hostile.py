@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -23,11 +24,26 @@ from trainkit.data.cache import ledger, shards
 from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate, render
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
+from trainkit.events import index
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import damage, last_attempt, last_end, last_step, read
+from trainkit.events.log import (
+    COMPACTED,
+    MARK,
+    EventLog,
+    damage,
+    last_attempt,
+    last_end,
+    last_step,
+    newest_mark,
+    read,
+)
+from trainkit.events.log import NAME as LOG
 from trainkit.hub import safetensors
+from trainkit.rundir import checkpoint_files
+from trainkit.rundir.directory import read_sweep
 from trainkit.rundir.follow import LogFollower
 from trainkit.rundir.summary import SummaryReader
+from trainkit.track.projections import read_progress
 
 HASH = "0123456789abcdef"
 SHARD = {
@@ -63,6 +79,19 @@ def _events() -> bytes:
     lines += [{"type": "control", "t": 3.0, "step": 4, "attempt": 1, "command": "rate", "argument": 0.5, "detail": "",
                "total_steps": None}]  # fmt: skip
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _log_with_index() -> tuple[bytes, bytes]:
+    """Return a log whose steps are past those that are always read as lines, and its index."""
+    with tempfile.TemporaryDirectory() as place:
+        log = EventLog(Path(place), attempt=1)
+        for step in range(index.FINE, index.FINE + 40):
+            log.write("step", step=step, metrics={"train/loss": 1 / step})
+        log.close()
+        return (Path(place) / LOG).read_bytes(), (Path(place) / index.NAME).read_bytes()
+
+
+INDEXED_LOG, INDEX = _log_with_index()
 
 
 def _read_log(run: Path) -> None:
@@ -142,6 +171,14 @@ READERS: Mapping[str, Reader] = {
     "shard": Reader(f"shards/{HASH}.json", json.dumps(SHARD).encode(), _read_shard),
     "ledger": Reader(f"ledgers/{HASH}.json", json.dumps(LEDGER).encode(), _read_ledger),
     "data": Reader(recorded.NAME, json.dumps({"fingerprint": "f", "ledgers": [HASH]}).encode(), _read_recorded),
+    "log index": Reader(index.NAME, INDEX, _read_log),
+    "log mark": Reader(MARK, b'{"bytes": 9, "crc32": "00000000", "step": 1, "attempt": 1}', newest_mark),
+    "small log": Reader(COMPACTED, b'{"bytes": 9, "crc32": "00000000", "attempt": 1}', _read_log),
+    "best": Reader("checkpoints/best.json", b'{"step": 5, "metric": "m", "value": 1.5}', checkpoint_files.best),
+    "tracker": Reader(
+        "aim.json", b'{"run": "r", "repository": ".", "offset": 5}', lambda run: read_progress(run, "aim")
+    ),
+    "sweep": Reader("sweep.json", b'{"name": "s", "trial": 1, "parameters": {"a": {"b": 1}}}', read_sweep),
     "safetensors": Reader(safetensors.FILE, _safetensors(), _read_tensors),
     "index": Reader(safetensors.INDEX, b'{"weight_map": {"w": "model.safetensors"}}', _read_tensors),
     "tokenizer": Reader("tokenizer.json", json.dumps(TOKENIZER).encode(), _read_tokenizer),
@@ -159,6 +196,7 @@ def prepare(directory: Path) -> None:
         (directory / reader.name).parent.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_bytes(READERS["tokenizer"].valid)
     (directory / safetensors.FILE).write_bytes(_safetensors())
+    (directory / LOG).write_bytes(INDEXED_LOG)
     for name in ("shards", "arrays"):
         (directory / name).mkdir(exist_ok=True)
     (directory / "shards" / f"{HASH}.shard").write_bytes(bytes(28))
