@@ -173,7 +173,7 @@ def test_a_directory_in_the_place_of_a_file_is_an_error_with_its_path(
     for own in {"events.jsonl", "recipe.toml"} - {name}:
         (run / own).write_text(RECIPE if own == "recipe.toml" else "")
     (run / name).mkdir()
-    for command in (["resume", "odd", "--plain"], ["send", "odd", "stop"], ["watch", "odd", "--once"], ["runs"]):
+    for command in (["verify", "odd"], ["send", "odd", "stop"], ["watch", "odd", "--once"], ["runs"]):
         code, out, err = call(*command)
         assert code == 0 or err.startswith("error: "), (command, err)
         assert "bug in trainkit" not in err + out and "Traceback" not in err, (command, err)
