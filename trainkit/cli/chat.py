@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -233,7 +234,7 @@ class Session:
     def _save(self, name: str) -> None:
         if not name:
             raise TrainkitError("/save needs the name of a file", hint="/save chat.jsonl")
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(self._talk.as_json(), ensure_ascii=False) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def _other(source: RowSource, data: str, name: str, split: str | None) -> Source
     """Return files, or a data set, whose rows are read like those of a source."""
     if isinstance(source, Files):
         return source.model_copy(update={"path": absolute(data), "name": name, "limit": None})
-    is_file = _PATTERN.search(data) or Path(data).expanduser().is_file()
+    is_file = _PATTERN.search(data) or Path(os.path.expanduser(data)).is_file()
     if isinstance(source, HuggingFace) and not is_file:
         own = {} if data == source.id else {"config": None, "revision": None}
         return source.model_copy(

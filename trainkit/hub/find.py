@@ -101,7 +101,7 @@ def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
     hint = f'pretrained is a directory with {kind.config} and {kind.weights}, or a hub id such as "me/it"'
     if not pretrained:  # as a path, it would be the working directory
         raise TrainkitError("it names nothing", where=kind.key, hint=hint)
-    path = Path(pretrained).expanduser()
+    path = Path(os.path.expanduser(pretrained))
     if path.is_dir():
         return Path(os.path.abspath(path))
     if path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     beside = {name: codec.path.with_name(name) for name in BESIDE}
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
     # a config.json beside a single named file may belong to anything
-    alone = Path(recipe.text_tokenizer.path or "").expanduser().is_file()
+    alone = Path(os.path.expanduser(recipe.text_tokenizer.path or "")).is_file()
     if tokens := _special_ids(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
         generation = generation or ({} if alone else settings_in_config(codec.path.parent))

@@ -191,7 +191,8 @@ class SummaryReader:
 
 def is_run(directory: Path) -> bool:
     """Return whether a directory holds a run: a resolved recipe or an event log."""
-    return (directory / NAME).is_file() or (directory / recipes.FILE).is_file()
+    # unlike pathlib, os.path says "no" to a name that is too long
+    return os.path.isfile(directory / NAME) or os.path.isfile(directory / recipes.FILE)
 
 
 def curve(series: Series, points: int = POINTS) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ They are those of Hugging Face's tokenizers, with all that `apply_chat_template`
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -218,7 +219,7 @@ def _environment(begin: str, end: str) -> Environment:
 def _find(chosen: ChatTemplateChoice, tokenizer_path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     """Return (Jinja, where it is from)."""
     if chosen.path is not None:
-        path = Path(chosen.path).expanduser()
+        path = Path(os.path.expanduser(chosen.path))
         return _read(path, "document.template is Jinja, with {{ or {% in it, or the path of a file"), str(path)
     if chosen.jinja is not None:
         return chosen.jinja, "document.template"

@@ -150,7 +150,7 @@ def files_below(directory: str) -> list[tuple[str, Path]]:
     Raises:
         FileNotFoundError: the directory is gone.
     """
-    root = Path(directory).expanduser().absolute()
+    root = Path(os.path.expanduser(directory)).absolute()
     if not root.is_dir():
         raise FileNotFoundError(root)
     paths = []
@@ -184,7 +184,7 @@ def match_files(pattern: str) -> list[Match]:
     """
     if is_remote(pattern):
         return _match_urls(pattern)
-    absolute = Path(pattern.removeprefix("file://")).expanduser().absolute()
+    absolute = Path(os.path.expanduser(pattern.removeprefix("file://"))).absolute()
     root, tail = _split(absolute)
     files: set[Path] = set()
     missing: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def find_cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents
 def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
     """Return the tokenizer at `path`, with the new tokens of the recipe; a config.json beside it counts unless the
     recipe names the file directly."""
-    alone = recipe.text_tokenizer.path is not None and Path(recipe.text_tokenizer.path).expanduser().is_file()
+    alone = recipe.text_tokenizer.path is not None and Path(os.path.expanduser(recipe.text_tokenizer.path)).is_file()
     return add_tokens(load(path, config=not alone), recipe.text_tokenizer.new_tokens)
 
 
@@ -166,7 +167,7 @@ def _load_named(recipe: Recipe) -> LoadedTokenizer:
 def _local(recipe: Recipe) -> Path | None:
     """Return the `tokenizer.json` that `tokenizer.path` means; None if it means one on the hub."""
     assert recipe.text_tokenizer.path is not None
-    path = Path(recipe.text_tokenizer.path).expanduser()
+    path = Path(os.path.expanduser(recipe.text_tokenizer.path))
     if path.is_dir():
         inside = path / "tokenizer.json"
         if not inside.is_file():

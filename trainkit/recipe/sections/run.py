@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator, model_validator
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
 
 from trainkit.recipe.spec import Seed, Spec
 
@@ -52,7 +54,7 @@ class Plugins(Spec):
     They are imported, which runs them: name only files that you trust.
     """
 
-    files: tuple[str, ...] = ()
+    files: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Paths, relative to the recipe that names them. Nothing else is imported."""
     digests: tuple[str, ...] = ()
     """SHA-256 of each file at the last start of the run. trainkit fills them in; on resume it reports the files that

@@ -178,7 +178,7 @@ def _check_directories(data: Data, layer: Layer) -> None:
     """Raise TrainkitError where a dataset in a directory is given keys that only a dataset on the hub has."""
     for section, sources in (("train", data.train), ("validation", data.validation)):
         for number, source in enumerate(sources):
-            if not isinstance(source, HuggingFace) or not (path := Path(source.id).expanduser()).is_dir():
+            if not isinstance(source, HuggingFace) or not (path := Path(os.path.expanduser(source.id))).is_dir():
                 continue
             if source.revision is not None:
                 raise hub_only(("data", section, number, "revision"), source.id, layer)

@@ -23,11 +23,16 @@ _MAGIC = re.compile(r"[*?\[{]")
 
 def check_paths(recipe: Recipe, layer: Layer) -> None:
     """Raise TrainkitError, with line and key, if a key holds a text that is no path, or a URL where it takes none."""
-    for key, text, takes_url in _paths(recipe):
-        if why := _why_no_path(text, takes_url=takes_url):
-            problem, hint = why
-            shown = f'{dotted_key(key)} = "{shorten(one_line(text))}"'
-            raise TrainkitError(f"{shown}: {problem}", where=str(layer.origin(key)), hint=hint)
+    for key, text, is_pattern in _paths(recipe):
+        check_path(key, text, layer, is_pattern=is_pattern)
+
+
+def check_path(key: Key, text: str, layer: Layer, *, is_pattern: bool = False) -> None:
+    """Raise TrainkitError, with line and key, if a text is no path; a pattern may also be a URL."""
+    if why := _why_no_path(text, is_pattern=is_pattern):
+        problem, hint = why
+        shown = f'{dotted_key(key)} = "{shorten(one_line(text))}"'
+        raise TrainkitError(f"{shown}: {problem}", where=str(layer.origin(key)), hint=hint)
 
 
 def check_name(name: str) -> None:
@@ -45,7 +50,7 @@ def check_name(name: str) -> None:
     )
 
 
-def _why_no_path(text: str, *, takes_url: bool) -> tuple[str, str] | None:
+def _why_no_path(text: str, *, is_pattern: bool) -> tuple[str, str] | None:
     """Return why a text is no path, and what to do; None if it is one."""
     scheme = SCHEME.match(text)
     is_url = scheme is not None and scheme[1].lower() != "file"
@@ -53,21 +58,23 @@ def _why_no_path(text: str, *, takes_url: bool) -> tuple[str, str] | None:
         return "it is empty", "write a path, or leave the key out"
     if "\0" in text:
         return "it holds the character NUL, which no path has", "write the path without it"
-    if is_url and not takes_url:
+    if is_url and not is_pattern:
         return "it is a URL, and this key takes a path of this machine", "write a path, or leave the key out"
     if is_url:
         return None
     if text.startswith("~") and os.path.expanduser(text) == text:
         return f"there is no user {text[1:].partition('/')[0]}", "write the path of the directory instead of ~"
-    if len(os.fsencode(text)) > LONGEST_PATH and not _MAGIC.search(text):
+    if is_pattern and _MAGIC.search(text):  # it stands for other names, which may be shorter
+        return None
+    if len(os.fsencode(text)) > LONGEST_PATH:
         return f"it is longer than {LONGEST_PATH:,} bytes, which no path is", "write a shorter path"
-    if any(len(os.fsencode(name)) > LONGEST_NAME and not _MAGIC.search(name) for name in text.split("/")):
+    if any(len(os.fsencode(name)) > LONGEST_NAME for name in text.split("/")):
         return f"it holds a name of more than {LONGEST_NAME} bytes, which no file has", "write a shorter path"
     return None
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[Key, str, bool]]:
-    """Yield the keys that hold paths, each path, and whether it may be a URL."""
+    """Yield the keys that hold paths, each path, and whether it may be a pattern or a URL."""
     yield ("run", "directory"), recipe.run.directory, False
     yield ("data", "cache"), recipe.data.cache, False
     yield ("track", "repository"), recipe.track.repository, False

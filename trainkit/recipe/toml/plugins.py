@@ -127,12 +127,19 @@ class _Wrong(Exception):
         self.hint = hint
 
 
+def _python_files(directory: Path) -> list[str]:
+    try:
+        return sorted(found.name for found in directory.glob("*.py"))
+    except (OSError, ValueError):  # a name that no directory can have
+        return []
+
+
 def _import_plugin(path: Path) -> Plugin:
     try:
         source = path.read_bytes()
     except (OSError, ValueError) as error:  # a name with NUL has no file
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        near = ", ".join(sorted(found.name for found in path.parent.glob("*.py"))[:8])
+        near = ", ".join(_python_files(path.parent)[:8])
         hint = (
             f"a path is relative to the recipe that names it; Python files in {as_shown(path.parent)}: {near or 'none'}"
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.transformer import CHANGEABLE
 from trainkit.recipe.toml.layers import Layer, all_keys, table_at
+from trainkit.recipe.toml.paths import check_path
 from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.values import toml_value
 
@@ -75,6 +76,7 @@ def put_below(layer: Layer, section: str, look_up: Callable[[str, str | None], P
     given = table_at(layer.table, section)
     if not isinstance(given.get("pretrained"), str):
         return layer
+    check_path((section, "pretrained"), given["pretrained"], layer)
     revision, where = given.get("revision"), layer.origin((section, "pretrained"))
     try:
         found = look_up(given["pretrained"], revision if isinstance(revision, str) else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def row_spans(file: SourceFile, size: int) -> tuple[Span, ...]:
 
 
 def _directory(source: HuggingFace) -> Path | None:
-    path = Path(source.id).expanduser()
+    path = Path(os.path.expanduser(source.id))
     if path.is_dir():
         return path.absolute()
     if path.is_absolute() or source.id.startswith((".", "~")) or source.id.count("/") > 1:
