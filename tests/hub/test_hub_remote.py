@@ -101,7 +101,7 @@ def test_checking_a_recipe_fetches_the_config_alone(place, hub):
 def test_a_run_keeps_the_commit_that_it_found_and_fetches_no_pickle(place, trained):
     recipe = tomllib.loads((place / "runs" / "tiny" / "recipe.toml").read_text())
     assert recipe["model"]["pretrained"] == "them/base" and recipe["model"]["revision"] == COMMIT
-    assert recipe["tokenizer"] == {"path": "them/base", "revision": COMMIT}
+    assert recipe["tokenizer"] == {"path": "them/base", "revision": COMMIT, "new_tokens": []}
     files = {path.rpartition(f"/resolve/{COMMIT}/")[2] for path in trained}
     weights = {file.name for file in (place / "made").glob("*.safetensors*")}
     assert {file for file in files if "safetensors" in file} == weights
