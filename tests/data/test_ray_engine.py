@@ -69,7 +69,7 @@ class _Unlucky(LoadedTokenizer):
         return super().encode_batch(texts, special_tokens=special_tokens)
 
     def __reduce__(self):
-        return _Unlucky, (self.path, self._content)
+        return _Unlucky, (self.path, self.content)
 
 
 class _Doomed(LoadedTokenizer):
@@ -78,7 +78,7 @@ class _Doomed(LoadedTokenizer):
         raise AssertionError
 
     def __reduce__(self):
-        return _Doomed, (self.path, self._content)
+        return _Doomed, (self.path, self.content)
 
 
 class _Slow(LoadedTokenizer):
@@ -88,7 +88,7 @@ class _Slow(LoadedTokenizer):
             time.sleep(0.01)
 
     def __reduce__(self):
-        return _Slow, (self.path, self._content)
+        return _Slow, (self.path, self.content)
 
 
 def _with(tokenizer: type[LoadedTokenizer], engine: Engine) -> Engine:

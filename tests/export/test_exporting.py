@@ -364,7 +364,7 @@ def test_what_the_disk_refuses_is_an_alert_and_training_continues(
         Exporting(run.directory, recipe(tmp_path, "export.every=10"), first=11, log=run.log)
         events = run.finish(interrupted=lambda: True)
     assert [e["message"] for e in events if e["type"] == "alert"] == [
-        "exports of earlier attempts: read-only",
+        "exports of steps that are trained again: read-only",
         "checkpoints that were kept for their export: read-only",
     ]
     assert run.exporting._running
