@@ -179,7 +179,8 @@ def test_a_unit_that_kills_every_worker_is_named(tmp_path, engine, monkeypatch):
     assert error.value.exit_code == FAILED
 
 
-def test_stop_interrupts_what_runs_and_leaves_nothing_half_written(tmp_path, engine):
+def test_stop_interrupts_what_runs_and_leaves_nothing_half_written(tmp_path, engine, monkeypatch):
+    monkeypatch.setattr(ray_engine, "_BY_THEMSELVES", 0.5)  # this tokenizer never asks
     work = _work(tmp_path, room.write_texts(tmp_path / "text", 30) / "**/*.txt")
     slow = _turned(_Slow, work[0].tokenizer)
     stop = Stop()
