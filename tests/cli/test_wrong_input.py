@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,15 +20,6 @@ from trainkit.rundir.summary import SummaryReader
 
 Call = Callable[..., tuple[int, str, str]]
 SOURCE = 'path = "text/*.txt"'
-
-
-@pytest.fixture
-def call(call: Call) -> Iterator[Call]:
-    """As everywhere, but a command that trains here leaves the signals as they were."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

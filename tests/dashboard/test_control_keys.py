@@ -108,7 +108,7 @@ def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path,
             dashboard.screen.query_one(Input).value = wrong
             await pilot.press("enter")
             await pilot.pause()
-            assert isinstance(dashboard.screen, Ask) and "a number above 0" in str(told.content)
+            assert isinstance(dashboard.screen, Ask) and "a number from 1e-06 to 1,000" in str(told.content)
         dashboard.screen.query_one(Input).value = "0.5"
         await pilot.press("enter")
         await until(lambda: commands, pilot)

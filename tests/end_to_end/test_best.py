@@ -49,9 +49,9 @@ def test_a_run_that_no_longer_improves_ends_and_says_why(stopped: Path) -> None:
     assert f"stopped early: {METRIC} was no better in the last 3 evaluations than" in message and "step 3" in message
     assert {i.step: i.manifest.kind for i in store.checkpoints(run)} == {3: "rolling", 8: "permanent", 12: "final"}
     assert [event["step"] for event in read(run) if event["type"] == "sampled"] == [12]
-    refused = trainkit(stopped, "resume", "runs/tiny", "--plain")
-    assert refused.returncode != 0 and "stopped early" in refused.stderr
-    assert "to train it longer: --set evaluate.patience=…   to" in refused.stderr
+    again = trainkit(stopped, "resume", "runs/tiny", "--plain")
+    assert again.returncode == 0 and "stopped early" in again.stderr
+    assert "to train it longer: --set evaluate.patience=…   to" in again.stderr
 
 
 def test_a_run_whose_patience_and_steps_are_both_used_up_asks_for_more_of_both(stopped: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_no_shape_hangs_on_may_be_said_otherwise(place, monkeypatch):
         (FINE.replace('"base"', '"./nowhere"'), ["there is no directory", "other.toml:6"]),
         (FINE.replace('"base"', '"base/tokenizer.json"'), ["is a file"]),
         (FINE.replace('"base"', '"text"'), ["there is no config.json"]),
-        (FINE.replace('"base"', '""'), ["it names nothing", "other.toml:6"]),
+        (FINE.replace('"base"', '""'), ["it is empty", "other.toml:6"]),
         (FINE.replace('"base"', '"base"\nrevision = "main"'), ["model.revision is for hub ids", "other.toml:7"]),
         (FINE.replace('"base"', '"base"\nlayerz = 3'), ["model.layerz = 3: no such key", "layers"]),
         (RECIPE.replace("heads = 2", 'heads = 2\nrevision = "main"'), ["revision goes with pretrained"]),

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from places import LIMIT
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT
 from trainkit.run import restarts
 from trainkit.run.restarts import supervise
-from trainkit.train.signals import ENDING
 
 #: Writes an attempt into the log, and ends as the next word of the file `ends` says: STEP:EXIT_CODE:REASON.
 TRAINER = """
@@ -38,12 +36,8 @@ sys.exit(int(code))
 
 
 @pytest.fixture(autouse=True)
-def no_wait_and_old_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_WAIT", 0.0)
-    before = {number: signal.getsignal(number) for number in ENDING}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def outcome(run: Path, ends: str, *, most: int = 5) -> tuple[int, list[str], str]:
