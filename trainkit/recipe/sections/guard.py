@@ -62,7 +62,10 @@ class Guard(Spec):
 
     @property
     def memory(self) -> int | None:
-        """Return how many losses the state holds; None if it holds nothing of the guard. Another number begins anew."""
+        """Return how many losses the state holds; None if it holds nothing of the guard.
+
+        A resume that changes this number forgets the losses.
+        """
         return (self.window if self.remembers_losses else 0) if self.in_step else None
 
     @property
