@@ -30,6 +30,7 @@ from fault_kinds.bit_flips import flip_bits
 from fault_kinds.kills import kill_trainers
 from fault_kinds.long_logs import grow_logs
 from fault_kinds.power_cuts import cut_power
+from fault_kinds.recipes import check_recipes
 from fault_kinds.soak import soak
 from fault_kinds.table import DOCUMENT, Row, written
 from fault_kinds.workplace import Outcome, Workplace
@@ -42,7 +43,7 @@ class Kind(NamedTuple):
     short: int
     long: int
     parallel: bool = True
-    """Whether several processes may share the work."""
+    """Whether several processes may share the work. If not, the row says what the last outcome measured."""
 
 
 KINDS = {
@@ -51,6 +52,7 @@ KINDS = {
     "kills": Kind(kill_trainers, short=4, long=1000),
     "soak": Kind(soak, short=1, long=90, parallel=False),  # thousands of steps, after the first ten thousand
     "long-logs": Kind(grow_logs, short=2, long=100, parallel=False),  # times 100 MB
+    "recipes": Kind(check_recipes, short=200, long=20_000),
 }
 
 
@@ -83,26 +85,37 @@ def try_kind(name: str, times: int, *, seed: int, processes: int) -> list[Row]:
     seeds = [f"{seed} {name} {number}" for number in range(processes)]
     started = time.monotonic()
     if processes == 1:
-        tallies = [try_share(name, times, seeds[0])]
+        tried = [try_share(name, times, seeds[0])]
     else:
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            tallies = list(pool.map(try_share, [name] * processes, shares, seeds))
-    tally = sum(tallies, Counter[tuple[str, bool, str]]())
-    return [*Row.of(name, tally, seconds=time.monotonic() - started)]
+            tried = list(pool.map(try_share, [name] * processes, shares, seeds))
+    tally = sum((share.tally for share in tried), Counter[tuple[str, bool, str]]())
+    last = "" if KINDS[name].parallel else tried[0].last
+    return [*Row.of(name, tally, seconds=time.monotonic() - started, last=last)]
 
 
-def try_share(name: str, times: int, seed: str) -> Counter[tuple[str, bool, str]]:
-    """Return how often there was each outcome: (kind of file, whether a process resumed the run, result)."""
-    tally: Counter[tuple[str, bool, str]] = Counter()
+class Share(NamedTuple):
+    """What became of the faults that one process tried."""
+
+    tally: Counter[tuple[str, bool, str]]
+    """How often there was each outcome: (kind of file, whether a process resumed the run, result)."""
+    last: str
+    """What the last outcome says."""
+
+
+def try_share(name: str, times: int, seed: str) -> Share:
+    """Try a kind of fault so many times in this process."""
+    tally, last = Counter[tuple[str, bool, str]](), ""
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         workplace = Workplace.make(Path(place) / "work")
         for outcome in KINDS[name].attempt(workplace, times, random.Random(seed)):
             tally[outcome.where, outcome.resumed, outcome.result] += 1
+            last = outcome.what
             if tally.total() % 100 == 0:
                 print(f"{seed}: {tally.total()} of {times}", file=sys.stderr, flush=True)
             if outcome.result in ("lost", "wrong"):
                 print(f"{name}: {outcome.result}: {outcome.what}", file=sys.stderr, flush=True)
-    return tally
+    return Share(tally, last)
 
 
 if __name__ == "__main__":

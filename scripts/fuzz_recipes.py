@@ -70,6 +70,17 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Let a recipe that asks for endless memory get MemoryError in the block."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def make_workplace(directory: Path) -> Path:
     """Return the path of mutants in a directory, with what they extend and import beside it."""
     for file in (ROOT / "recipes").glob("*.*"):
@@ -162,12 +173,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a directory for the mutants with bad answers")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"  # a mutant may name a model
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     results: Counter[str] = Counter()
     bad: Counter[tuple[str, str]] = Counter()
     tried: set[str] = set()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as place, limited_memory():
         path = make_workplace(Path(place))
         for number, case in zip(range(arguments.cases), mutants(arguments.seed), strict=False):
             path.write_bytes(case.text)

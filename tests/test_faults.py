@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 
@@ -11,7 +12,7 @@ from places import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from fault_kinds import bit_flips, workplace
+from fault_kinds import bit_flips, kills, power_cuts, workplace
 from fault_kinds.workplace import Workplace, cut_off, losses_of
 
 FLIPS = 48
@@ -32,6 +33,32 @@ def test_a_flipped_bit_in_any_file_is_found_or_changes_nothing(place: Workplace,
     assert not [outcome for outcome in outcomes if outcome.result in ("lost", "wrong")]
     assert {"exact", "refused"} <= {outcome.result for outcome in outcomes}
     assert any(outcome.resumed for outcome in outcomes), "a process judged some of them"
+
+
+@pytest.fixture
+def as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let real trainers have the devices that the run of the workplace had."""
+    around = trainer.environment()
+    for name in set(os.environ) - set(around):
+        monkeypatch.delenv(name)
+    for name, value in around.items():
+        monkeypatch.setenv(name, value)
+    for module in (kills, power_cuts):
+        monkeypatch.setattr(module, "trainkit", trainer.trainkit)
+
+
+@pytest.mark.usefixtures("as_trained")
+def test_a_power_cut_loses_nothing_that_was_committed(place: Workplace):
+    if (reason := power_cuts.why_not()) is not None:
+        pytest.skip(reason)
+    outcomes = list(power_cuts.cut_power(place, 2, random.Random(3)))
+    assert [outcome.result for outcome in outcomes] == ["exact", "exact"], outcomes
+
+
+@pytest.mark.usefixtures("as_trained")
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(place: Workplace):
+    outcomes = list(kills.kill_trainers(place, 2, random.Random(4)))
+    assert {outcome.result for outcome in outcomes} == {"exact"}, outcomes
 
 
 @pytest.mark.parametrize("part", ["recipe", "data", "state", "log", "best"])

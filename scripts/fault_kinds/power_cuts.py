@@ -30,8 +30,8 @@ LINES, SECONDS = 20, 0.03
 
 def cut_power(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
     """Cut the power of runs at random moments, and yield what became of each; nothing where that is impossible."""
-    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
-        print("power-cuts: not tried: mounting a file system needs root and mkfs.ext4", file=sys.stderr)
+    if (reason := why_not()) is not None:
+        print(f"power-cuts: not tried: {reason}", file=sys.stderr)
         return
     while times > 0:
         with tempfile.TemporaryDirectory(prefix="power-") as place:
@@ -44,12 +44,31 @@ def cut_power(workplace: Workplace, times: int, chance: random.Random) -> Iterat
         times -= len(images)
 
 
-def _images(directory: Path, number: int, chance: random.Random) -> list[tuple[Path, str]]:
-    """Train a run and return copies of its disk at random moments after its directory appeared, and the moments."""
-    image, disk = directory / "disk.img", directory / "disk"
+def why_not() -> str | None:
+    """Return why no file system can be mounted here; None if one can."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        return "mounting a file system needs root and mkfs.ext4"
+    with tempfile.TemporaryDirectory(prefix="power-") as place:
+        image, disk = Path(place) / "disk.img", Path(place) / "disk"
+        disk.mkdir()
+        try:
+            _make_file_system(image)
+            with _mounted(image, disk):
+                return None
+        except subprocess.CalledProcessError as error:
+            return f"this machine does not mount a file: {error}"
+
+
+def _make_file_system(image: Path) -> None:
     with image.open("wb") as file:
         file.truncate(IMAGE_BYTES)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
+
+
+def _images(directory: Path, number: int, chance: random.Random) -> list[tuple[Path, str]]:
+    """Train a run and return copies of its disk at random moments after its directory appeared, and the moments."""
+    image, disk = directory / "disk.img", directory / "disk"
+    _make_file_system(image)
     disk.mkdir()
     found: list[tuple[Path, str]] = []
     with _mounted(image, disk):
@@ -122,7 +141,7 @@ def _resumed(workplace: Workplace, place: Path, moment: str) -> Outcome:
 
 @contextmanager
 def _mounted(image: Path, at: Path) -> Iterator[None]:
-    subprocess.run(["mount", "-o", "loop", image, at], check=True)
+    subprocess.run(["mount", "-o", "loop", image, at], check=True, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:

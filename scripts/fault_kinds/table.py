@@ -17,7 +17,7 @@ HEAD = """\
 # Faults that were tried
 
 `scripts/faults.py --write` did this to real runs and wrote this page. `scripts/faults.py --short` tries some of each
-kind in at most four minutes. The suite flips some bits only (`tests/test_faults.py`), as it must stay short.
+kind in at most four minutes, and the suite (`tests/test_faults.py`) a few power cuts, kills and flips.
 
 *Exact*: the run ended with the same bits as one that nothing happened to. *Fell back*: the same, after it continued
 from an older checkpoint. *Refused*: it ended with a message that names the damaged file. *Reported*: it went on and
@@ -36,7 +36,11 @@ said what differs. *Lost*: committed work was gone, or there was a traceback. *W
   training and validation batch, the arrays of the newest whole checkpoint, the log. Every later step is a function of
   these, so each is compared with what it was.
 - **soak**: a run of many thousand steps is saved, evaluated, sampled, paused and watched. A part of 1,000 steps is
-  exact if memory grew by at most 5 %, and descriptors and threads by at most 2.
+  exact if the trainer's memory is at most 5 % more than after 10,000 steps, with at most 2 more descriptors and threads.
+- **long-logs**: a log of many gigabytes is written and followed, 100 MB at a time, in the same way.
+- **recipes**: a recipe of the repository gets up to three mistakes in keys, values, types, structure or bytes, and is
+  checked. *Refused* answers name the file, the line and the key; *exact* are those that are still right. A traceback,
+  an answer without these or one that takes longer than 5 seconds is *lost*.
 
 """
 COLUMNS = ("tried", "resumed", *OUTCOMES)
@@ -52,10 +56,15 @@ class Row(NamedTuple):
     """How long it took, when and on which machine; nothing in a row of a kind of file."""
 
     @staticmethod
-    def of(kind: str, tally: Counter[tuple[str, bool, str]], *, seconds: float) -> Iterator[Row]:
-        """Yield the row of a kind, and one for each kind of file that its faults were in."""
+    def of(kind: str, tally: Counter[tuple[str, bool, str]], *, seconds: float, last: str = "") -> Iterator[Row]:
+        """Yield the row of a kind, and one for each kind of file that its faults were in.
+
+        Args:
+            last: what the last outcome says, for kinds that measure something.
+        """
         machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}"
-        yield _row(kind, tally, f"{seconds / 60:.0f} min, {datetime.date.today():%Y-%m-%d}, {machine}")
+        note = f"{seconds / 60:.0f} min, {datetime.date.today():%Y-%m-%d}, {machine}"
+        yield _row(kind, tally, f"{note}; {last}" if last else note)
         for where in sorted({where for where, _, _ in tally if where}):
             part = Counter({key: count for key, count in tally.items() if key[0] == where})
             yield _row(f"`{where}`", part, "")

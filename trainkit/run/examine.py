@@ -57,7 +57,7 @@ def read_box(directory: Path, step: int | None) -> dict[str, Any]:
 
 
 def examine(directory: Path, recipe: Recipe, box: dict[str, Any], *, progress: Tell = None) -> Examined:
-    """Compute the step of a black box again, and write the operation that broke into its `origin.json`.
+    """Compute the step of a black box again, and write the operation that broke into its `origin.jsonl`.
 
     The steps before it are computed from the newest checkpoint of the same course: one that left out the same steps.
     """

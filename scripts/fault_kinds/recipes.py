@@ -1,0 +1,28 @@
+"""Recipes with mistakes, checked as `trainkit check` does it (`scripts/fuzz_recipes.py`)."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fault_kinds.workplace import Outcome, Workplace
+
+#: What an answer to a recipe is among the outcomes; all others are `lost`.
+OUTCOMES = {"accepted": "exact", "refused": "refused"}
+
+
+def check_recipes(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
+    """Check so many recipes with mistakes, and yield what was answered."""
+    from fuzz_recipes import answer_to, limited_memory, make_workplace, mutants  # it imports all that `check` needs
+
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a mutant may name a model
+    with tempfile.TemporaryDirectory(prefix="recipes-") as place, limited_memory():
+        path = make_workplace(Path(place))
+        for _, case in zip(range(times), mutants(chance.randrange(1 << 32)), strict=False):
+            path.write_bytes(case.text)
+            answer = answer_to(path)
+            what = f"{case.made_by}: {answer.result}: {answer.said[-500:]}"
+            yield Outcome(OUTCOMES.get(answer.result, "lost"), what, resumed=False)
