@@ -36,7 +36,8 @@ said what differs. *Lost*: committed work was gone, or there was a traceback. *W
   training and validation batch, the arrays of the newest whole checkpoint, the log. Every later step is a function of
   these, so each is compared with what it was.
 - **soak**: a run of many thousand steps is saved, evaluated, sampled, paused and watched. A part of 1,000 steps is
-  exact if the trainer's memory is at most 5 % more than after 10,000 steps, with at most 2 more descriptors and threads.
+  exact if the trainer's memory is at most 5 % more than after 10,000 steps, with at most 2 more descriptors and 2 more
+  threads.
 - **long-logs**: a log of many gigabytes is written and followed, 100 MB at a time, in the same way.
 - **recipes**: a recipe of the repository gets up to three mistakes in keys, values, types, structure or bytes, and is
   checked. *Refused* answers name the file, the line and the key; *exact* are those that are still right. A traceback,
