@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import small_families
 
-from trainkit.models.decoder import LayerContext
+from trainkit.models.decoder_block import LayerContext
 from trainkit.models.loss import blocked_cross_entropy
 from trainkit.models.probe import Reports, collect_reports
 from trainkit.models.rope import rotary_tables, rotate
