@@ -3,8 +3,9 @@
 uv run python scripts/bench/load.py --torch PYTHON               # bfloat16 and float32, five rounds
 uv run python scripts/bench/load.py --torch PYTHON --dtypes bfloat16 --rounds 3 --shards 4
 
-`PYTHON` has torch, jax and safetensors. A checkpoint of Llama's shape is written into a temporary directory, and read
-once, so that all of it is in the page cache. Then each contender loads it in a process of its own, in turn:
+`PYTHON` has torch, safetensors and, for the contender of that name, jax. A checkpoint of Llama's shape is written into
+a temporary directory, and read once, so that all of it is in the page cache. Then each contender loads it in a process
+of its own, in turn:
 
 - trainkit: `hub.load.load_params` to the model's leaves, which are stacked and whose matrices are turned, in memory of
   their own;
@@ -185,7 +186,8 @@ def compare(dtype: str, arguments: argparse.Namespace) -> None:
         for file in directory.iterdir():
             file.read_bytes()
         print(f"{dtype}: {total / GB:.2f} GB in {arguments.shards} file(s); load {os.getloadavg()[0]:.1f}", flush=True)
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS[dtype]}
+        wanted = [name for name in CONTENDERS[dtype] if name in OURS or name in arguments.contenders]
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
         for number in range(arguments.rounds):
             for name in list(found) if number % 2 == 0 else reversed(found):
                 python = sys.executable if name in OURS else arguments.torch
@@ -222,6 +224,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", metavar="DIR", help="where to write the checkpoint, for a while")
+    others = [name for name in CONTENDERS["float32"] if name not in OURS]
+    parser.add_argument("--contenders", nargs="+", choices=others, default=others, help="of the others; all by default")
     parser.add_argument("--work", nargs=2, metavar=("CONTENDER", "DIRECTORY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:

@@ -1,6 +1,7 @@
 """What the loop costs over the bare compiled step, and a dashboard over the loop, paired. Trust the ratios.
 
-uv run python scripts/bench/loop.py
+uv run python scripts/bench/loop.py                           # the recipe of the quickstart
+uv run python scripts/bench/loop.py RECIPE --set KEY=VALUE    # another one
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from paired import RECIPE, ROOT, TRAINKIT, begin, report
 def main() -> None:
     """Print the median step time of the bare compiled step, of the loop, and of the loop with a dashboard attached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", type=Path, default=RECIPE)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=30, help="of one measurement")
     arguments = parser.parse_args()
     begin()
     with tempfile.TemporaryDirectory(prefix="trainkit-bench-") as directory:
-        loop(Path(directory), arguments.rounds)
+        loop(_Prepared(arguments.recipe, arguments.set, Path(directory), arguments.steps), arguments.rounds)
 
 
-def loop(directory: Path, rounds: int) -> None:
-    ready = _Prepared(directory)
+def loop(ready: _Prepared, rounds: int) -> None:
     samples: dict[str, list[float]] = {"bare step": [], "loop": [], "loop and dashboard": []}
     for round_ in range(rounds):
         order = list(samples)[round_ % 3 :] + list(samples)[: round_ % 3]
@@ -54,11 +57,9 @@ def loop(directory: Path, rounds: int) -> None:
 
 
 class _Prepared:
-    """The quickstart recipe, compiled, with a state that goes from one measurement to the next."""
+    """A recipe, compiled, with a state that goes from one measurement to the next."""
 
-    STEPS = 30
-
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, recipe: Path, given: list[str], directory: Path, steps: int) -> None:
         import jax
 
         from trainkit.data.batches.dataset import TrainSet
@@ -75,8 +76,8 @@ class _Prepared:
         # the rule of bare.py
         rule = 'optimizer={type = "adamw", learning_rate = 2.5e-3}'
         overrides = [f"run.directory={directory}", "track.aim=false", "train.steps=1000000", rule]
-        loaded = load(RECIPE, [*overrides, f"data.cache={ROOT / 'cache'}"])
-        self.directory, self.recipe = create(loaded), loaded.recipe
+        loaded = load(recipe, [*overrides, f"data.cache={ROOT / 'cache'}", *given])
+        self.directory, self.recipe, self.steps = create(loaded), loaded.recipe, steps
         cache = caches.build(self.recipe)
         self.data = TrainSet(cache, self.recipe)
         self.plan = plan_of(self.recipe, vocab_size=cache.vocab_size, data=self.data.size())
@@ -95,7 +96,7 @@ class _Prepared:
         import jax
 
         times, pending = [], None
-        for i in range(self.STEPS):
+        for i in range(self.steps):
             self.state, metrics = self.step(self.state, self.batches[i % 8])
             if pending is not None:
                 jax.block_until_ready(pending)
@@ -123,12 +124,12 @@ class _Prepared:
             self.data.batch,
             count=self.built.task.count,
             first=first,
-            last=first + self.STEPS,
+            last=first + self.steps,
             split=self.plan.batch,
             sharding=self.sharding,
         )
         server, compilations = Server(self.directory), Compilations(self.log)
-        schedule = LiveSchedule(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
+        schedule = LiveSchedule(self.recipe.schedule, steps=first + self.steps, live=self.state.live)
         # measured is the loop between checkpoints, not the last one of each short measurement
         checkpointing = SimpleNamespace(
             is_due=lambda step: False,

@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 GPUS, VOCAB, LENGTH = 4, 8192, 1024
 #: `parallel` of the recipe.
 LAYOUTS = {"fsdp": {"fsdp": GPUS}, "zero1": {"zero1": True}}
+#: The sizes of the model, and those of `--small`.
+USUAL = {"layers": 4, "hidden": 1024, "heads": 8, "kv_heads": 4, "intermediate": 2816}
+SMALL = {"layers": 2, "hidden": 256, "heads": 2, "kv_heads": 1, "intermediate": 512}
 #: An H100 as XLA's compiler describes it.
 H100 = """
 gpu_device_info {
@@ -77,7 +80,7 @@ def transfers(program: str) -> Iterator[Transfer]:
             products += bool(PRODUCT.search(line))
 
 
-def compile_step(layout: str) -> dict[str, object]:
+def compile_step(layout: str, *, small: bool) -> dict[str, object]:
     """Return the transfers of a Llama's step on four described GPUs, and the bytes that it needs besides its state."""
     import jax
     from jax.experimental import topologies
@@ -95,12 +98,13 @@ def compile_step(layout: str) -> dict[str, object]:
     jax.devices, jax.default_backend = lambda *_: described, lambda: "gpu"
     devices.capabilities = lambda: devices.Capabilities("gpu", kind, (9, 0))
     devices.choose_attention = lambda *_: devices.AttentionChoice("xla", "cuDNN is not needed")
+    length = 128 if small else LENGTH
     recipe = Recipe.model_validate(
         {
             "schema": 1,
-            "model": {"type": "llama", "layers": 4, "hidden": 1024, "heads": 8, "kv_heads": 4, "intermediate": 2816},
+            "model": {"type": "llama", **(SMALL if small else USUAL)},
             "tokenizer": {"train": {"vocab_size": VOCAB}},
-            "data": {"sequence_length": LENGTH, "train": ({"type": "python-stdlib"},)},
+            "data": {"sequence_length": length, "train": ({"type": "python-stdlib"},)},
             "train": {"steps": 100, "batch_size": 16, "micro_batch_size": 2, "remat": "none"},
             "optimizer": {"learning_rate": 1e-3},
             "parallel": LAYOUTS[layout],
@@ -108,14 +112,14 @@ def compile_step(layout: str) -> dict[str, object]:
     )
     four = Devices(count=GPUS, platform="gpu", kind=kind, memory_bytes=80 << 30)
     plan = make_plan(recipe, devices=four, vocab_size=VOCAB, data=None)
-    batches = {LENGTH: longest_layout(recipe.data, batch_size=16, vocab_size=VOCAB)}
+    batches = {length: longest_layout(recipe.data, batch_size=16, vocab_size=VOCAB)}
     program = compile_program(build(recipe, plan), plan, batches)
     (compiled,) = program.by_shapes.values()
     assert program.memory is not None
     return {"transfers": list(transfers(compiled.as_text())), "temporary": sum(program.memory.temporary.values())}
 
 
-def described_step(layout: str, flags: str) -> dict[str, object]:
+def described_step(layout: str, flags: str, *, small: bool) -> dict[str, object]:
     """Return the same from a process of its own, which reads `flags` as it starts."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     tools = [str(tool.parent) for root in sys.path for tool in Path(root or ".").glob("nvidia/*/bin/ptxas")]
@@ -126,7 +130,7 @@ def described_step(layout: str, flags: str) -> dict[str, object]:
         "PYTHONPATH": os.pathsep.join(path),
         "PATH": os.pathsep.join([*tools, os.environ.get("PATH", "")]),
     }
-    command = [sys.executable, __file__, "--child", layout]
+    command = [sys.executable, __file__, "--child", layout, *(["--small"] if small else [])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
@@ -137,10 +141,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=LAYOUTS)
     parser.add_argument("--flags", nargs="*", help="instead of none, and of trainkit's")
+    parser.add_argument("--small", action="store_true", help="a small model, which only shows that everything runs")
     parser.add_argument("--child", choices=LAYOUTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(compile_step(arguments.child)))
+        print(json.dumps(compile_step(arguments.child, small=arguments.small)))
         return
     sys.path.insert(0, str(ROOT))
     from trainkit.parallel.xla import FLAGS
@@ -153,7 +158,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for layout in LAYOUTS if arguments.only is None else [arguments.only]:
         for name, flags in choices.items():
-            found = described_step(layout, flags)
+            found = described_step(layout, flags, small=arguments.small)
             inside = [Transfer(*each) for each in found["transfers"]]  # type: ignore[attr-defined]
             inside = [each for each in inside if each.loop]
             hidden = [each for each in inside if each.products]

@@ -69,6 +69,21 @@ ON_CPU = {
     "6x384-v65": gpt2(6, 384, 6, vocab=65, length=256, tokens=4096),
     "4x256-v50304": gpt2(4, 256, 4, length=256, tokens=4096),
 }
+#: So small that they only show that everything runs; chosen only by name.
+TINY = {
+    "tiny-gpt2": gpt2(1, 32, 2, vocab=65, length=32, tokens=64),
+    "tiny-llama": Shape(
+        family="llama",
+        vocab=65,
+        layers=1,
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        intermediate=64,
+        length=32,
+        sequences=2,
+    ),
+}
 ON_GPU = {
     **{f"gpt2-124m-{length}": gpt2(12, 768, 12, length=length, tokens=16_384) for length in (1024, 2048, 4096, 8192)},
     "gpt2-350m-1024": gpt2(24, 1024, 16),
@@ -101,16 +116,20 @@ def main() -> int:
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="in trainkit's recipe"
     )
+    parser.add_argument("--torch-backend", default="inductor", help="of torch.compile; aot_eager needs no compiler")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0, help="a sample is as many steps as take so long")
     parser.add_argument("--curve", type=int, default=20, help="steps of the loss curve, which also warm up")
+    parser.add_argument("--apart", action="store_true", help="one contender after the other, as large models on a GPU")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds for a shape; what is not done then fails")
     parser.add_argument("--on-gpu", action="store_true", help="memory and checkpoint: there rather than on the CPU")
     arguments = parser.parse_args()
     on_gpu = arguments.what == "gpu" or arguments.on_gpu
-    shapes = {n: s for n, s in (ON_GPU if on_gpu else ON_CPU).items() if n.startswith(arguments.only or "")}
+    usual = ON_GPU if on_gpu else ON_CPU
+    shapes = {n: s for n, s in usual.items() if n.startswith(arguments.only or "")}
+    shapes |= {n: s for n, s in TINY.items() if n == arguments.only}
     if not shapes:
-        parser.error(f"--only {arguments.only}: there are {', '.join(ON_GPU if on_gpu else ON_CPU)}")
+        parser.error(f"--only {arguments.only}: there are {', '.join({**usual, **TINY})}")
     settle_environment(on_gpu=on_gpu)
     print(f"# {time.strftime('%Y-%m-%d')}, {machine(on_gpu)}, Python {sys.version.split()[0]}\n", flush=True)
     match arguments.what:
@@ -155,7 +174,7 @@ def all_shapes(shapes: dict[str, Shape], arguments: argparse.Namespace, *, on_gp
             entries_of(arguments),
             arguments,
             on_gpu=on_gpu,
-            apart=on_gpu and shape.parameters > AT_ONCE,
+            apart=arguments.apart or (on_gpu and shape.parameters > AT_ONCE),
         )
         report(name, shape, results, limits)
         failed |= any(result.error for result in results.values())

@@ -164,4 +164,5 @@ def work_of(
         platform="gpu" if on_gpu else "cpu",
         curve=arguments.curve,
         overrides=tuple(arguments.overrides),
+        backend=arguments.torch_backend,
     )

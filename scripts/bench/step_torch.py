@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from step_work import (
@@ -60,7 +61,7 @@ def prepare(work: Work, *, own_loss: bool = False) -> Contender:
         fused=True,
     )
 
-    @torch.compile
+    @partial(torch.compile, backend=work.backend)
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if own_loss:
             return model(input_ids=x, labels=y, shift_labels=y, use_cache=False).loss

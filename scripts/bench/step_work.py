@@ -60,13 +60,14 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one contender is to do. `overrides` are of the recipe, for trainkit alone."""
+    """What one contender is to do. `overrides` are of the recipe, for trainkit alone; `backend` is torch's."""
 
     shape: Shape
     compute: Literal["float32", "bfloat16"]
     platform: Literal["cpu", "gpu"]
     curve: int
     overrides: tuple[str, ...] = ()
+    backend: str = "inductor"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

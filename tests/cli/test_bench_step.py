@@ -66,7 +66,9 @@ def test_every_shape_has_whole_batches_that_a_recipe_allows() -> None:
 def started(kind: str, *, torch: str = "", rounds: int = 2, limit: float = 600.0) -> Result:
     """What `compare` makes of one contender."""
     entry = Entry(kind, "float32")
-    arguments = Namespace(torch=torch, curve=3, rounds=rounds, seconds=0.01, limit=limit, overrides=[])
+    arguments = Namespace(
+        torch=torch, curve=3, rounds=rounds, seconds=0.01, limit=limit, overrides=[], torch_backend="inductor"
+    )
     return step_contenders.compare(GPT2, [entry], arguments, on_gpu=False, apart=True)[entry]
 
 
