@@ -19,6 +19,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -28,10 +29,12 @@ from gpu_parts.memory import measure_memory, measure_qlora
 from gpu_parts.place import LIMIT, ROOT, Part, Place
 from gpu_parts.speed import (
     compare_inference,
+    compare_kernels,
     compare_large,
     compare_llama,
     compare_small,
     compile_for_several,
+    compile_kernels,
     measure_costs,
 )
 
@@ -41,6 +44,7 @@ PARTS = {
     "3a": Part(compare_small, "speed and memory of GPT-2 124M by torch.compile and by trainkit, 1k to 8k"),
     "3b": Part(compare_large, "the same of GPT-2 350M and 1.5B"),
     "3c": Part(compare_llama, "the same of Llama 1B, 1k to 8k"),
+    "3d": Part(compare_kernels, "the time of trainkit's kernels of attention and experts, and of what replaces them"),
     "4a": Part(measure_memory, "the planned and the real peak of memory, and the largest model that fits"),
     "4b": Part(measure_qlora, "how much memory and time QLoRA of an 8B model takes"),
     "5a": Part(compare_inference, "generation and loading beside transformers and safetensors"),
@@ -49,6 +53,7 @@ PARTS = {
     "7": Part(
         compile_for_several, "transfers of four GPUs overlap with products in the step as it is compiled for them"
     ),
+    "8": Part(compile_kernels, "trainkit's kernels compile for H100, A100 and RTX 4090 without spilling registers"),
 }
 #: What a machine for numerical work may lack of what a trainer, its tests and its dashboard import; pip adds what these
 #: need.
@@ -88,8 +93,8 @@ def main() -> int:
 
 def download(directory: Path) -> int:
     """Download the wheels into a directory; return pip's exit code."""
-    versions = {name: importlib.metadata.version(name) for name in ("pydantic", "textual", "textual-image")}
-    wanted = [f"{name}=={versions[name]}" if name in versions else name for name in CARRIED]
+    locked = {each["name"]: each["version"] for each in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    wanted = [f"{name}=={locked[name]}" for name in CARRIED]
     platforms = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
     command = ["python3", "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version=3.12"]
     command += ["--implementation=cp", *(f"--platform={name}" for name in platforms), f"--dest={directory}"]

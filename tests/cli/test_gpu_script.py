@@ -17,6 +17,7 @@ import gpu
 import step
 from gpu_parts import place as places
 from gpu_parts.place import Part, Place, Row, table_rows
+from kernels import Kernel, kernels_of
 from overlap import Transfer, transfers
 
 
@@ -104,6 +105,29 @@ def test_products_between_the_start_and_the_end_of_a_transfer_are_counted() -> N
     ]
 
 
+THUNKS = """\
+001: kKernel loop_fusion grid: [1, 1, 1] threads: [128, 1, 1]  shared_memory: 0 bytes
+002: kCustomKernel [prev=001 (1)] queries_kernel grid: [16, 4, 2] threads: [128, 1, 1]  shared_memory: 50176 bytes
+003: kCustomKernel [prev=002 (1)] keys_kernel__1 grid: [16, 4, 2] threads: [128, 1, 1]  shared_memory: 1024 bytes
+"""
+#: Repeats the number of registers that stands in its source, as the real one says it.
+PTXAS = """\
+#!/bin/sh
+printf "ptxas info : 8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\\n" >&2
+printf "ptxas info : Used %s registers, used 1 barriers\\n" $(sed -n 's/registers //p' "$3") >&2
+"""
+
+
+def test_what_a_kernel_needs_is_read_from_what_the_compilers_say(tmp_path: Path) -> None:
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text(PTXAS)
+    ptxas.chmod(0o755)
+    (tmp_path / "step.thunk_sequence.txt").write_text(THUNKS)
+    for number, (name, registers) in enumerate((("loop_fusion", 1), ("keys_kernel__1", 200), ("queries_kernel", 80))):
+        (tmp_path / f"step.{number}.ptx").write_text(f".visible .entry {name}(\nregisters {registers}\n")
+    assert list(kernels_of(tmp_path, str(ptxas), "sm_90a")) == [Kernel(80, 16, 50176), Kernel(200, 16, 1024)]
+
+
 def test_what_parts_start_finds_trainkit_and_carried_packages_where_neither_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,5 +140,5 @@ def test_what_parts_start_finds_trainkit_and_carried_packages_where_neither_is_i
 
 
 def test_every_part_has_a_name_in_order_and_says_what_it_shows() -> None:
-    assert list(gpu.PARTS) == sorted(gpu.PARTS) and {name[0] for name in gpu.PARTS} == set("1234567")
+    assert list(gpu.PARTS) == sorted(gpu.PARTS) and {name[0] for name in gpu.PARTS} == set("12345678")
     assert all(part.shows for part in gpu.PARTS.values()) and places.LIMIT <= 540
