@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,6 +53,7 @@ def plan(
     from trainkit.plan import make_plan, proposal
     from trainkit.recipe.toml.load import check_lengths, locate_error
     from trainkit.train.forecast import forecast, forecast_supposed
+    from trainkit.train.planning import plan_for
 
     loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
@@ -64,11 +66,12 @@ def plan(
         available = _devices(devices, parsed)
         if memory_bytes is not None:
             available = replace(available, memory_bytes=memory_bytes)
-        planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data)
+        plan_with = partial(make_plan if devices is not None else plan_for, parsed, vocab_size=vocab_size, data=data)
+        planned = plan_with(devices=available)
         if parsed.train.steps is None:
             parsed.check_lengths(planned.steps)
         compiled = forecast_supposed(parsed, planned) if devices is not None else forecast(parsed, planned)
-        planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data, choice=compiled.choice)
+        planned = plan_with(devices=available, choice=compiled.choice)
         if devices is None:
             settings += fallbacks(available, platform=parsed.parallel.platform, compute=planned.compute)
     except TrainkitError as error:

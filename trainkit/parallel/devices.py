@@ -11,7 +11,7 @@ from trainkit.errors import TrainkitError
 from trainkit.parallel import hosts
 from trainkit.parallel.hardware import available_memory
 from trainkit.parallel.reasons import overlooked_gpu, why_no_gpu
-from trainkit.plan import Devices
+from trainkit.plan import Devices, KeptByAttention
 
 #: See `models.attention.causal_attention`.
 AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash", "pallas"]
@@ -20,6 +20,8 @@ AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash", "palla
 FP8_CAPABILITY, BFLOAT16_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0), (8, 0)
 #: Splash takes so many positions at once; its sequence lengths and head widths are multiples of it.
 FLASH_BLOCK = 128
+#: The implementations that know segments by a matrix of length x length for each row.
+MASKED: tuple[AttentionName, ...] = ("cudnn", "xla")
 #: The widest heads of cuDNN's flash attention and of trainkit's.
 CUDNN_WIDTH, OWN_WIDTH = 128, 256
 
@@ -31,6 +33,18 @@ class AttentionChoice(NamedTuple):
     reason: str
     fallback: str = ""
     """Which of trainkit's own kernels do not work here, and what replaces them; empty where nothing does."""
+    masked: bool = False
+    """Whether it gets a matrix of length x length for each row, because rows have segments."""
+
+    def keeps(self, compute: jnp.dtype) -> KeptByAttention:
+        """Return what it holds for a micro-batch when products are in `compute`.
+
+        cuDNN's bias exists twice: compiled for an H100, packed rows added 3.8 bytes in bfloat16 for each pair of
+        positions of a row of 4,096.
+        """
+        if not self.masked:
+            return KeptByAttention(self.name in ("xla", "blockwise"))
+        return KeptByAttention(self.name == "xla", mask_bytes=2 * compute.itemsize if self.name == "cudnn" else 1)
 
 
 class Capabilities(NamedTuple):

@@ -18,6 +18,7 @@ from trainkit.plan.split import (
     BatchSplit,
     Choice,
     Devices,
+    KeptByAttention,
     choices,
 )
 from trainkit.recipe.families.sizes import divisors
@@ -37,6 +38,7 @@ __all__ = [
     "Compute",
     "DataSize",
     "Devices",
+    "KeptByAttention",
     "Memory",
     "Plan",
     "choices",

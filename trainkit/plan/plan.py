@@ -17,13 +17,14 @@ from trainkit.plan.split import (
     BatchSplit,
     Choice,
     Devices,
+    KeptByAttention,
     activation_bytes,
     check_split,
     choices,
-    has_flash,
     mesh_axes,
     room_for_activations,
     state_bytes,
+    usual_attention,
 )
 from trainkit.plan.stages import Stage, flops_of_stages, flops_per_token_of, stages_of
 from trainkit.recipe import Recipe
@@ -32,7 +33,7 @@ from trainkit.recipe.sections.adapter import adapter_parameters, trained_shapes
 
 Compute = Literal["float32", "bfloat16", "float16", "fp8"]
 #: Categories of the estimate that exist only within a step.
-WITHIN_STEP = ("gradients", "cast_parameters", "activations", "logits")
+WITHIN_STEP = ("gradients", "cast_parameters", "activations", "attention_mask", "logits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class Plan:
     `bytes` are estimates for one device. `parameters` (trained ones), `frozen`, `gradients` (always float32),
     `optimizer`, `averages` and `snapshot` (on a CPU, the copy from which a checkpoint is written) are divided by the
     fsdp axis.
-    `cast_parameters` (in the compute dtype), `activations` and `logits` are those of one micro-batch, undivided.
+    `cast_parameters` (in the compute dtype), `activations`, `attention_mask` (of attention that gets a matrix for each
+    row) and `logits` are those of one micro-batch, undivided.
     """
 
     steps: int
@@ -101,6 +103,7 @@ class Plan:
     fsdp_axis: int
     vocab_size: int
     devices: Devices
+    attention: KeptByAttention
     stages: tuple[Stage, ...] = ()
     """Where batches change their shape; `batch` is then the largest one."""
 
@@ -142,9 +145,16 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSize | None, choice: Choice | None = None
+    recipe: Recipe,
+    *,
+    devices: Devices,
+    vocab_size: int,
+    data: DataSize | None,
+    choice: Choice | None = None,
+    attention: KeptByAttention | None = None,
 ) -> Plan:
-    """Return the plan. `choice` overrides the micro-batch and remat of the recipe and of the estimate.
+    """Return the plan. `choice` overrides the micro-batch and remat of the recipe and of the estimate; `attention` is
+    what attention keeps on these devices, if that is known.
 
     FLOPs per token count a multiplication and an addition as two, the backward pass as twice the forward one:
     6 for every parameter in a matrix product (Kaplan et al. 2020, section 2.1), plus 3 times the forward attention,
@@ -182,12 +192,17 @@ def make_plan(
     check_split(recipe, replicas)
     possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
     room = room_for_activations(devices, sum(state.values()))
-    flash = has_flash(recipe, devices, compute)
+    attention = attention or usual_attention(recipe, devices, compute)
     chosen, within_step = _first_that_fits(
         possible,
         room,
         partial(
-            activation_bytes, recipe, platform=devices.platform, vocab_size=vocab_size, compute=compute, flash=flash
+            activation_bytes,
+            recipe,
+            platform=devices.platform,
+            vocab_size=vocab_size,
+            compute=compute,
+            attention=attention,
         ),
     )
     size, micro = train.batch_size, chosen.micro
@@ -224,6 +239,7 @@ def make_plan(
         fsdp_axis=fsdp_axis,
         vocab_size=vocab_size,
         devices=devices,
+        attention=attention,
         stages=stages,
     )
 
@@ -242,7 +258,12 @@ def _first_that_fits(
 def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
     """Return a plan of a changed recipe, or with another choice, for the same devices, vocabulary and steps."""
     new = make_plan(
-        count_in_steps(recipe, plan), devices=plan.devices, vocab_size=plan.vocab_size, data=None, choice=choice
+        count_in_steps(recipe, plan),
+        devices=plan.devices,
+        vocab_size=plan.vocab_size,
+        data=None,
+        choice=choice,
+        attention=plan.attention,
     )
     # these depend on the data, which is not counted again here
     return replace(

@@ -57,6 +57,16 @@ class Devices:
         return None if self.usable_bytes is None else size <= self.usable_bytes
 
 
+@dataclass(frozen=True)
+class KeptByAttention:
+    """What an implementation of attention holds for a micro-batch."""
+
+    probabilities: bool
+    """Whether it keeps all of them for the backward pass; flash attention does not."""
+    mask_bytes: int = 0
+    """Bytes of a mask or bias for each pair of positions of a row; 0 without one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSplit:
     """`micro * accumulation * replicas == global_size`, in sequences."""
@@ -260,26 +270,30 @@ def state_bytes(
     return state | ({"cast_parameters": cast * BYTES[compute]} if cast else {})
 
 
-def has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
-    """Return whether most devices of this platform have flash attention: see `parallel.devices.choose_attention`."""
+def usual_attention(recipe: Recipe, devices: Devices, compute: str) -> KeptByAttention:
+    """Return what attention keeps on most devices of this platform: see `parallel.devices.choose_attention`."""
     if not isinstance(recipe.model, Transformer):
-        return False
+        return KeptByAttention(probabilities=True)
     width = recipe.model.key_width
     if devices.platform == "tpu":  # Splash
         supported = recipe.model.own_kernel_attention is None
-        return supported and width % 128 == 0 and recipe.data.positions % 128 == 0
+        return KeptByAttention(not (supported and width % 128 == 0 and recipe.data.positions % 128 == 0))
     # cuDNN's up to 128; trainkit's kernels, which need no mask of length x length
-    return devices.platform == "gpu" and devices.bfloat16 and compute != "float32" and width % 8 == 0 and width <= 256
+    half = devices.platform == "gpu" and devices.bfloat16 and compute != "float32"
+    return KeptByAttention(not (half and width % 8 == 0 and width <= 256))
 
 
 def activation_bytes(
-    recipe: Recipe, choice: Choice, *, platform: str, vocab_size: int, compute: str, flash: bool
+    recipe: Recipe, choice: Choice, *, platform: str, vocab_size: int, compute: str, attention: KeptByAttention
 ) -> dict[str, int]:
     """Return the estimated bytes of one micro-batch. Logits are float32, and one block of them exists at a time."""
     model, length = recipe.model, recipe.data.positions
     tokens = choice.micro * length * recipe.data.sequences
+    flash = not attention.probabilities
     floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
     activations = {"activations": tokens * floats * BYTES[compute]}
+    if attention.mask_bytes:
+        activations["attention_mask"] = tokens * length * attention.mask_bytes
     if not isinstance(model, Transformer) or not model.predicts_tokens:
         return activations
     block = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size, platform=platform)

@@ -68,9 +68,8 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
         TrainkitError: the devices cannot compute in the plan's precision, or the model cannot be laid out over them.
     """
     compute = compute_dtype(plan.compute)
-    nearby = jnp.dtype(jnp.float32) if recipe.needs_exact_gradients else compute
-    # cuDNN's takes 16 bit only
-    attention = _choose_attention(recipe, plan, nearby)
+    nearby = _nearby(recipe, plan)
+    attention = choose_attention(recipe, plan)
     wider = width_ratio(recipe.mup, recipe.model)
     base = partial(_random_model, recipe, plan, implementation=attention.name, wider=wider)
 
@@ -203,8 +202,18 @@ def new_state(
         return jax.jit(initial, out_shardings=shardings, donate_argnums=1)(key, weights, numbers)
 
 
-def _choose_attention(recipe: Recipe, plan: Plan, compute: jnp.dtype) -> devices.AttentionChoice:
-    device = devices.capabilities()
+def _nearby(recipe: Recipe, plan: Plan) -> jnp.dtype:
+    """Return the dtype in which products are computed, except those of linear layers in 8 bit."""
+    return jnp.dtype(jnp.float32) if recipe.needs_exact_gradients else compute_dtype(plan.compute)
+
+
+def choose_attention(recipe: Recipe, plan: Plan) -> devices.AttentionChoice:
+    """Return the fastest attention for a model on this machine's devices, whose kernels are tried once.
+
+    Raises:
+        TrainkitError: the devices cannot compute in the plan's precision.
+    """
+    device, compute = devices.capabilities(), _nearby(recipe, plan)
     if not plan.devices.supposed:
         devices.require_precision(plan.compute, device)
     spec, length = recipe.model, recipe.data.positions
@@ -226,14 +235,13 @@ def _choose_attention(recipe: Recipe, plan: Plan, compute: jnp.dtype) -> devices
         spec.own_kernel_attention,
     )
     choice = choose()
-    if device.platform != "gpu" or plan.devices.supposed:
-        return choice
-    if choice.name == "pallas" and (broken := _why_broken(spec, compute)):
+    tried = device.platform == "gpu" and not plan.devices.supposed
+    if tried and choice.name == "pallas" and (broken := _why_broken(spec, compute)):
         choice = choose(broken=broken)
-    if spec.has_experts and compute != jnp.float32 and (broken := grouped_product.why_broken()):
+    if tried and spec.has_experts and compute != jnp.float32 and (broken := grouped_product.why_broken()):
         lost = f"trainkit's kernel for experts does not work here: {broken}; they are computed block by block"
         choice = choice._replace(fallback="; ".join(filter(None, (choice.fallback, lost))))
-    return choice
+    return choice._replace(masked=segments and choice.name in devices.MASKED)
 
 
 def _why_broken(spec: Transformer, compute: jnp.dtype) -> str:

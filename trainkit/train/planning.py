@@ -9,10 +9,11 @@ import jax
 
 from trainkit.events.log import EventLog, of_kinds
 from trainkit.parallel import devices
+from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe
 from trainkit.text import format_bytes
-from trainkit.train.build import BuiltStep
+from trainkit.train.build import BuiltStep, choose_attention
 from trainkit.train.program import Program
 
 #: The share of a GPU's usable memory from which on a state leaves XLA too little to try its kernels in.
@@ -30,11 +31,25 @@ def plan_of(recipe: Recipe, *, vocab_size: int, data: DataSize | None, directory
             run computes the same in the same order.
     """
     local = devices.local(recipe.parallel.platform)
-    planned = partial(make_plan, recipe, devices=local, vocab_size=vocab_size, data=data)
+    planned = partial(plan_for, recipe, devices=local, vocab_size=vocab_size, data=data)
     plan = planned()
     choice = previous_choice(directory, local) if directory else None
     possible = list(choices(recipe, replicas=plan.batch.replicas, platform=local.platform))
     return planned(choice=choice) if choice in possible else plan
+
+
+def plan_for(
+    recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSize | None, choice: Choice | None = None
+) -> Plan:
+    """Return the plan on devices of this machine, with what attention needs there: its kernels are tried once.
+
+    Raises:
+        TrainkitError: as `make_plan`; or the devices cannot compute in the plan's precision.
+    """
+    planned = partial(make_plan, recipe, devices=devices, vocab_size=vocab_size, data=data, choice=choice)
+    plan = planned()
+    attention = choose_attention(recipe, plan).keeps(compute_dtype(plan.compute))
+    return plan if attention == plan.attention else planned(attention=attention)
 
 
 def previous_choice(directory: Path, local: Devices) -> Choice | None:

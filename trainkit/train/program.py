@@ -205,7 +205,7 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
 def _divide(total: int, plan: Plan) -> dict[str, int]:
     """Return temporary memory by category: the estimates, cut to the total, and the remainder as workspace."""
     shares, left = {}, total
-    for name in ("gradients", "activations", *(["logits"] if "logits" in plan.bytes else [])):
+    for name in ("gradients", "activations", *(name for name in ("attention_mask", "logits") if name in plan.bytes)):
         shares[name] = min(left, plan.bytes[name])
         left -= shares[name]
     return {**shares, "workspace": left}
