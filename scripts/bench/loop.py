@@ -116,6 +116,7 @@ class _Prepared:
         from trainkit.train.metrics import MetricsWriter, StepWork
         from trainkit.train.prefetch import Prefetch
         from trainkit.train.profile import Profile
+        from trainkit.train.watchdog import Watchdog
 
         first = int(self.state.step)
         tail = Tail(self.directory)
@@ -144,7 +145,9 @@ class _Prepared:
             step=self.step,
             prefetch=prefetch,
             metrics=metrics,
-            commands=Commands(server=server, signal=SimpleNamespace(received=None), log=self.log, schedule=schedule),
+            commands=Commands(
+                server=server, signal=SimpleNamespace(received=None, count=0), log=self.log, schedule=schedule
+            ),
             log=self.log,
             checkpointing=checkpointing,
             best=BestSoFar(self.recipe),
@@ -154,6 +157,7 @@ class _Prepared:
             compilations=compilations,
             profile=Profile(self.directory, None, log=self.log, metrics=metrics),
             check_health=lambda step: None,
+            watchdog=Watchdog(None, lambda waited: None),
         )
         self.state = train(self.state, job).state
         compilations.close()
