@@ -38,8 +38,8 @@ class FlashSizes(NamedTuple):
             return FlashSizes(FlashBlock(128, 64, 4), FlashBlock(64, 64, 4), FlashBlock(64, 64, 4))
         if width <= 128:
             return FlashSizes(FlashBlock(128, 64, 8), FlashBlock(64, 32, 4), FlashBlock(32, 64, 4))
-        # with 4 warps the gradients of keys and values need more registers than a thread has
-        return FlashSizes(FlashBlock(64, 32, 4), FlashBlock(32, 32, 4), FlashBlock(32, 32, 8))
+        # with 4 warps threads have too few registers
+        return FlashSizes(FlashBlock(64, 32, 8), FlashBlock(32, 32, 4), FlashBlock(32, 32, 8))
 
     @property
     def multiple(self) -> int:
