@@ -53,7 +53,7 @@ PARTS = {
     "7": Part(
         compile_for_several, "transfers of four GPUs overlap with products in the step as it is compiled for them"
     ),
-    "8": Part(compile_kernels, "trainkit's kernels compile for H100, A100 and RTX 4090 without spilling registers"),
+    "8": Part(compile_kernels, "trainkit's kernels compile for H100, A100 and RTX 4090: registers and shared memory"),
 }
 #: What a machine for numerical work may lack of what a trainer, its tests and its dashboard import; pip adds what these
 #: need.

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paired import environment_of
+
 VOCAB, LAYERS, HIDDEN, HEADS, CONTEXT = 50_257, 12, 768, 12, 1024
 CONTENDERS = ("trainkit", "transformers")
 Sample = Callable[[], object]
@@ -95,7 +97,8 @@ class Contender:
     def __init__(self, name: str, python: str, *numbers: int) -> None:
         self.name, self.seconds = name, list[float]()
         command = [python, __file__, "--work", name, *map(str, numbers)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, env=environment_of(python), **pipes)
         self.answer()
 
     def answer(self) -> Any:

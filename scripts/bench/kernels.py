@@ -144,8 +144,8 @@ def compile_for(gpu: str, variants: list[Variant], dump: Path) -> dict[str, tupl
 
 
 def compile_all(gpus: list[str], variants: str) -> int:
-    """Print what came of compiling for each GPU; return 1 if something is not compiled or spills. `variants` is a key
-    of `VARIANTS`."""
+    """Print what came of compiling for each GPU; return 1 if something is not compiled. `variants` is a key of
+    `VARIANTS`."""
     tools = [str(tool.parent) for root in sys.path for tool in Path(root or ".").glob("nvidia/*/bin/ptxas")]
     bad = False
     print(
@@ -162,7 +162,7 @@ def compile_all(gpus: list[str], variants: str) -> int:
             return 1
         for name, (took, kernels) in json.loads(done.stdout.splitlines()[-1]).items():
             needs = [Kernel(*kernel) for kernel in kernels]
-            bad |= not needs or any(kernel.spilled for kernel in needs)
+            bad |= not needs
             columns = [[k.registers for k in needs], [k.spilled for k in needs], [k.shared >> 10 for k in needs]]
             cells = [gpu, name, took, *(", ".join(map(str, column)) for column in columns)]
             print(f"| {' | '.join(cells)} |", flush=True)
@@ -240,7 +240,7 @@ def milliseconds(call: Callable[[], Any], *, times: int) -> float:
 
 
 def main() -> int:
-    """Do what the arguments say; return 1 if a kernel is not compiled or spills."""
+    """Do what the arguments say; return 1 if a kernel is not compiled."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile", action="store_true", help="for GPUs that are only described")
     parser.add_argument("--only", choices=GPUS, help="the GPU to compile for, with every variant of the kernels")

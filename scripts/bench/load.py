@@ -36,6 +36,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paired import environment_of
+
 GB = 10**9
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCAB = 2048, 5632, 32, 8, 32_000
 OURS = ("trainkit", "donated")
@@ -192,7 +194,7 @@ def compare(dtype: str, arguments: argparse.Namespace) -> None:
             for name in list(found) if number % 2 == 0 else reversed(found):
                 python = sys.executable if name in OURS else arguments.torch
                 command = [python, __file__, "--work", name, str(directory)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                done = subprocess.run(command, env=environment_of(python), capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(f"{name} failed:\n{done.stderr}")
                 found[name].append(json.loads(done.stdout.splitlines()[-1]))

@@ -15,6 +15,11 @@ RECIPE = ROOT / "recipes" / "quickstart.toml"
 TRAINKIT = [sys.executable, "-m", "trainkit"]
 
 
+def environment_of(python: str) -> dict[str, str]:
+    """Return the environment of a process of a Python: one that is not this one must not find this one's packages."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or python == sys.executable}
+
+
 def begin() -> None:
     """Print the day, the machine and the Python, and let bytecode be cached.
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from paired import environment_of
 from step_work import Shape, Work
 
 DIRECTORY = Path(__file__).resolve().parent
@@ -64,7 +64,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 text=True,
-                env=os.environ | caches | environment | {"BENCH_STARTED": repr(time.time())},
+                env=environment_of(python) | caches | environment | {"BENCH_STARTED": repr(time.time())},
             )
 
     def answer(self, end: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import step as bench_step
 import step_contenders
 import step_jax
 import step_trainkit
+from paired import environment_of
 from step_contenders import Entry, Result
 from step_work import Shape, Work, batch, weights
 
@@ -70,6 +71,12 @@ def started(kind: str, *, torch: str = "", rounds: int = 2, limit: float = 600.0
         torch=torch, curve=3, rounds=rounds, seconds=0.01, limit=limit, overrides=[], torch_backend="inductor"
     )
     return step_contenders.compare(GPT2, [entry], arguments, on_gpu=False, apart=True)[entry]
+
+
+def test_another_python_does_not_find_the_packages_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "carried")
+    assert environment_of(sys.executable)["PYTHONPATH"] == "carried"
+    assert "PYTHONPATH" not in environment_of("another") and "PATH" in environment_of("another")
 
 
 def test_a_contender_that_cannot_be_started_is_reported_with_the_reason() -> None:
