@@ -13,6 +13,7 @@ import pytest
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import shards
+from trainkit.data.checks import find_problems
 from trainkit.errors import FAILED, TrainkitError
 
 
@@ -104,6 +105,18 @@ def test_a_shard_that_is_cut_off_while_it_is_in_use_is_an_error_and_one_that_is_
     os.truncate(path, 1)
     with pytest.raises(TrainkitError, match="it has 1 bytes instead of") as refused:
         data.batch(0)
+    assert refused.value.where == str(path) and refused.value.exit_code == FAILED
+
+
+def test_a_shard_that_is_cut_off_while_the_data_is_checked_is_an_error(tmp_path):
+    recipe = room.recipe(tmp_path, room.write_texts(tmp_path / "text", 12) / "*/*.txt")
+    cache = caches.build(recipe)
+    assert TrainSet(cache, recipe).batch(0)["tokens"].any(), "it is mapped"
+    path = shards.path_of(cache.directory, cache.shards[0].key)
+    find_problems(cache, recipe)
+    os.truncate(path, 1)
+    with pytest.raises(TrainkitError, match="it has 1 bytes instead of") as refused:
+        find_problems(cache, recipe)
     assert refused.value.where == str(path) and refused.value.exit_code == FAILED
 
 

@@ -19,7 +19,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.examples import examples_of
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.sources import units
 from trainkit.recipe import Recipe
 

@@ -16,7 +16,7 @@ from places import LIMIT
 from trainkit.data.batches import packing
 from trainkit.data.batches.examples import examples_of
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import shards
+from trainkit.data.cache.arrays import open_arrays
 from trainkit.data.cache.stream import Stream
 from trainkit.data.sources import units
 
@@ -64,7 +64,7 @@ def test_windows_marks_borders_and_places_are_those_of_the_whole_row(tmp_path, m
 
 
 def _check_windows(cache: caches.Cache, stream: Stream) -> Callable[[], None]:
-    arrays = [shards.open_arrays(cache.directory, section.shard) for section in stream.sections]
+    arrays = [open_arrays(cache.directory, section.shard) for section in stream.sections]
     cut = list(zip(stream.sections, arrays, strict=True))
     assert len(cut) == 6
     assert cut[-1][0].tokens < cut[-1][0].shard.tokens, "the limit cuts it"

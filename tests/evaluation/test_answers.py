@@ -11,7 +11,7 @@ import pytest
 from trainer import RECIPE, trainkit, workplace
 
 from trainkit.data.batches.answers import last_answers
-from trainkit.data.cache.stream import Section, SourceSpan
+from trainkit.data.cache.section import Section, SourceSpan
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.targets import items_of_texts
 from trainkit.events.log import read

@@ -20,7 +20,7 @@ from trainkit import files
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import store
 from trainkit.data import recorded
-from trainkit.data.cache import ledger, shards
+from trainkit.data.cache import arrays, ledger, shards
 from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate, render
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
@@ -122,7 +122,7 @@ def _read_manifest(directory: Path) -> None:
 def _read_shard(cache: Path) -> None:
     if (shard := shards.find(cache, HASH)) is not None:
         with contextlib.suppress(OSError, ValueError):
-            shards.open_arrays(cache, shard)
+            arrays.open_arrays(cache, shard)
 
 
 def _read_ledger(cache: Path) -> None:

@@ -103,7 +103,7 @@ def _unknown(cache: Cache) -> Iterator[DataProblem]:
         if unknown <= UNKNOWN * stream.tokens:
             continue
         number = next(i for i, section in enumerate(stream.sections) if section.shard.unknown)
-        tokens = stream.unverified_arrays(number).tokens
+        tokens = stream.file_arrays(number).tokens
         place = int(np.flatnonzero(tokens == cache.tokenizer.unknown)[0])
         around = cache.tokenizer.decode(tokens[max(0, place - 8) : place + 8].tolist())
         share = unknown / stream.tokens
@@ -163,7 +163,7 @@ def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     special = list(cache.text_tokenizer.special_tokens.values())
     found, seen = "", 0
     for number, section in enumerate(cache.train.sections):
-        arrays = cache.train.unverified_arrays(number)
+        arrays = cache.train.file_arrays(number)
         if arrays.marks is None or seen >= _COMPARED:
             break
         tokens, learned = arrays.tokens[:_COMPARED], arrays.marks[:_COMPARED] & LEARNED > 0
@@ -227,7 +227,7 @@ def _hashes(stream: Stream, shift: int) -> np.ndarray:
     """Return the hashes of documents that begin with `shift` zero bits: a sample that depends on the hashes alone."""
     hashes_of = [np.zeros(0, np.uint64)]
     for number, section in enumerate(stream.sections):
-        hashes = stream.unverified_arrays(number).documents["hash"][: section.entries]
+        hashes = stream.file_arrays(number).documents["hash"][: section.entries]
         hashes_of.append(hashes[hashes >> np.uint64(64 - shift) == 0] if shift else hashes)
     return np.concatenate(hashes_of)
 
@@ -236,7 +236,7 @@ def _places_of(cache: Cache, stream: Stream, value: np.uint64, name: str = "trai
     """Return where the first two documents with a hash are."""
     places: list[str] = []
     for number, section in enumerate(stream.sections):
-        documents = stream.unverified_arrays(number).documents[: section.entries]
+        documents = stream.file_arrays(number).documents[: section.entries]
         for at in np.flatnonzero(documents["hash"] == value).tolist():
             file, index = int(documents["file"][at]), int(documents["index"][at])
             places.append(place_of(cache, name, section.source, section.unit, file, index))
@@ -250,7 +250,7 @@ def _streams(cache: Cache) -> list[tuple[str, Stream]]:
 
 
 def _beginning(cache: Cache, stream: Stream) -> str:
-    arrays = stream.unverified_arrays(0)
+    arrays = stream.file_arrays(0)
     end = min(int(arrays.ends[0]) if len(arrays.ends) else 64, 64)
     learned = "" if arrays.marks is None else f" (learned: {int((arrays.marks[:end] & LEARNED).sum())} of {end})"
     return f"the first document begins {cache.text_tokenizer.decode(arrays.tokens[:end].tolist())!r}{learned}"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from trainkit.data.cache.arrays import FileArrays
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.shards import Arrays
-from trainkit.data.cache.stream import Section
+from trainkit.data.cache.section import Section
 from trainkit.data.documents.labels import Labels, labels_of
 from trainkit.data.problems import DataProblem, list_names
 from trainkit.data.show import place_of
@@ -23,7 +23,7 @@ def outside_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         return
     for name, stream in [("train", cache.train), *cache.validation.items()]:
         for number, section in enumerate(stream.sections):
-            arrays = stream.unverified_arrays(number)
+            arrays = stream.file_arrays(number)
             documents, values = arrays.documents[: section.entries], _label_values(arrays, section, labels)
             outside = np.flatnonzero(labels.outside(values, width))
             if not len(outside):
@@ -47,7 +47,7 @@ def one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         return
     seen: np.ndarray | None = None
     for number, section in enumerate(cache.train.sections):
-        values = _label_values(cache.train.unverified_arrays(number), section, labels)
+        values = _label_values(cache.train.file_arrays(number), section, labels)
         found = np.unique(values if labels.dtype.kind == "f" or values.ndim > 1 else values[values >= 0], axis=0)
         seen = found if seen is None else np.unique(np.concatenate([seen, found]), axis=0)
         if len(seen) > 1:
@@ -65,7 +65,7 @@ def absent_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         return
     seen = np.zeros(len(names), bool)
     for number, section in enumerate(cache.train.sections):
-        values = _label_values(cache.train.unverified_arrays(number), section, labels)
+        values = _label_values(cache.train.file_arrays(number), section, labels)
         seen |= (values > 0).any(0) if values.ndim > 1 else np.isin(np.arange(len(names)), values)
     absent = [name for name, is_seen in zip(names, seen, strict=True) if not is_seen]
     if absent:
@@ -74,6 +74,6 @@ def absent_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         yield DataProblem("warning", message if len(absent) == 1 else message.removesuffix("it") + "them")
 
 
-def _label_values(arrays: Arrays, section: Section, labels: Labels) -> np.ndarray:
+def _label_values(arrays: FileArrays, section: Section, labels: Labels) -> np.ndarray:
     """Return the labels of the documents, or of the tokens, of a section."""
     return arrays.label_values[: section.tokens if labels.per == "token" else section.entries]

@@ -67,7 +67,7 @@ def _labelled_tokens(cache: Cache) -> Iterator[_LabelledTokens]:
     """Yield the tokens of each shard that have a label, up to `_MOST` of them together."""
     documents, left = 0, _MOST
     for number, section in enumerate(cache.train.sections):
-        arrays = cache.train.unverified_arrays(number)
+        arrays = cache.train.file_arrays(number)
         values = arrays.label_values[: section.tokens]
         at = np.flatnonzero(values >= 0)[:left]
         if len(at):

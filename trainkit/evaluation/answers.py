@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.documents.question import FIRST_ANSWER, MOST_ANSWERS
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.evaluation.results import PredictionTable

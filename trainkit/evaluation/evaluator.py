@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.cache.section import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
 from trainkit.evaluation.set_sums import SetSums, Sums, add_up, labels_of_gathered

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import write_file
 from trainkit.events.log import as_logged

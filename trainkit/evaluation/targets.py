@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from trainkit.data.batches.answers import last_answers
-from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.hub_files import read_object
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError

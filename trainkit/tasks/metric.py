@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.cache.section import SourceSpan
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.text_metric import TextMetricSpec
 from trainkit.recipe.spec import implementation_of

@@ -8,8 +8,9 @@ from functools import lru_cache
 import numpy as np
 
 from trainkit.data.batches.layout import Batch
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.cache.shards import LEARNED
-from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Concatenate
 
 

@@ -11,7 +11,8 @@ from trainkit.data.batches.chunks import Chunks
 from trainkit.data.batches.examples import examples_of, lengths_of, longest, padded_batch
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.order import Buckets
-from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.cache.section import SourceSpan
+from trainkit.data.cache.stream import Stream
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data

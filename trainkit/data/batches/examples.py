@@ -11,7 +11,8 @@ import numpy as np
 from trainkit.data.batches.chunks import Chunks
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.spans import SpanExamples
-from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.cache.section import SourceSpan
+from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.labels import labels_of, no_label
 from trainkit.recipe.sections.data import Concatenate, Data, Encoding, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec

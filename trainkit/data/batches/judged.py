@@ -14,8 +14,9 @@ import numpy as np
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
 from trainkit.data.batches.spans import SpanExamples
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.cache.shards import LEARNED
-from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Data, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec
 

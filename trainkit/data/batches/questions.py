@@ -12,8 +12,10 @@ import numpy as np
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
 from trainkit.data.batches.spans import SpanExamples
-from trainkit.data.cache.shards import SECOND, Arrays
-from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.cache.arrays import Arrays
+from trainkit.data.cache.section import SourceSpan
+from trainkit.data.cache.shards import SECOND
+from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.question import FIRST_ANSWER, TARGET
 from trainkit.recipe.sections.data import Data, Windows
 from trainkit.recipe.sections.document_spec import DocumentSpec

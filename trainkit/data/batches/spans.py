@@ -11,8 +11,9 @@ import numpy as np
 from trainkit.data.batches import packing
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans
+from trainkit.data.cache.section import SourceSpan
 from trainkit.data.cache.shards import LEARNED, SECOND
-from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.labels import labels_of, no_label
 from trainkit.recipe.sections.data import Encoding, Pack, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec

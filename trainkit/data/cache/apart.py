@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.cache import shards
+from trainkit.data.cache.section import Section
 from trainkit.data.cache.sets import Set
 from trainkit.data.cache.shards import LEARNED, LabelArrayShard, Shard
-from trainkit.data.cache.stream import Section, Stream
+from trainkit.data.cache.stream import Stream
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import write_file, write_json
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer

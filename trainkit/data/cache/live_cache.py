@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.cache import ledger
+from trainkit.data.cache.arrays import Arrays
 from trainkit.data.cache.ledger import Ledger
-from trainkit.data.cache.shards import Arrays, Encoding, Parts, Shard
-from trainkit.data.cache.stream import Section, Stream
+from trainkit.data.cache.section import Section
+from trainkit.data.cache.shards import Encoding, Parts, Shard
+from trainkit.data.cache.stream import Stream
 from trainkit.data.sources.splits import Split
 from trainkit.data.sources.units import Unit
 

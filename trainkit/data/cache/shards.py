@@ -197,30 +197,6 @@ def shard_of(labels: Labels | None, **fields: Any) -> Shard:
     return LabelArrayShard(**fields, label_dtype=labels.stored.name, label_width=width)
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """The arrays of a shard, mapped into memory; see the table above.
-
-    `marks` is None where everything is learned, `labels` where there are none or `documents` has them, `sizes` where
-    the shard is not `measured`."""
-
-    tokens: np.ndarray
-    ends: np.ndarray
-    documents: np.ndarray
-    marks: np.ndarray | None
-    labels: np.ndarray | None = None
-    sizes: np.ndarray | None = None
-
-    def label_at(self, token: int) -> Any:
-        """Return the label of the document that a token is of."""
-        return self.label_values[int(self.ends.searchsorted(self.ends.dtype.type(token), "right"))]
-
-    @property
-    def label_values(self) -> np.ndarray:
-        """The label of each document or, where tokens have labels, of each token: (n,) or (n, W)."""
-        return self.documents["label"] if self.labels is None else self.labels
-
-
 Parts = Sequence[Mapping[Split, Shard]]
 """The shards of a unit, by part."""
 
@@ -299,28 +275,3 @@ def check(cache: Path, shard: Shard) -> Version:
             raise Damaged("it does not match its checksum")
         _CHECKED[path] = shard.crc32, version
     return version
-
-
-def open_arrays(cache: Path, shard: Shard) -> Arrays:
-    """Return the arrays of a shard, mapped into memory. Raises OSError or ValueError if its file is gone or cut off."""
-    types = [
-        (np.dtype(shard.dtype).newbyteorder("<"), (shard.tokens,)),
-        (np.dtype("<u4"), (shard.entries,)),
-        (DOCUMENT, (shard.entries,)),
-        (np.dtype("u1"), (shard.tokens if shard.marked else 0,)),
-        (shard.label_type, shard.label_shape),
-        (np.dtype("<u4"), (shard.entries if shard.measured else 0,)),
-    ]
-    if not shard.size:
-        tokens, ends, documents, *_ = (np.empty(0, kind) for kind, _ in types)
-        return Arrays(tokens, ends, documents, None)
-    whole = map_file(path_of(cache, shard.key), shard.size)
-    arrays, start = [], 0
-    for kind, shape in types:
-        arrays.append(np.ndarray(shape, kind, buffer=whole, offset=start))
-        start += math.prod(shape) * kind.itemsize
-    tokens, ends, documents, marks, labels, sizes = arrays
-    return Arrays(
-        tokens, ends, documents, marks if shard.marked else None,
-        labels if isinstance(shard, LabelledShard) else None, sizes if shard.measured else None,
-    )  # fmt: skip

@@ -5,55 +5,22 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from trainkit.data.cache import arrays as of_shards
 from trainkit.data.cache import shards
-from trainkit.data.cache.shards import Arrays, Shard
+from trainkit.data.cache.arrays import Arrays, FileArrays
+from trainkit.data.cache.section import Section, SourceSpan
+from trainkit.data.cache.shards import Shard
 from trainkit.data.storage import Version
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.files import Damaged
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Section:
-    """A shard in a source, or only its first documents.
-
-    Attributes:
-        entries: as in the shard.
-        unit: the number of the shard's unit in its source.
-    """
-
-    shard: Shard
-    source: int
-    unit: int
-    tokens: int
-    documents: int
-    entries: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class SourceSpan:
-    """The document that some tokens of a stream come from.
-
-    Attributes:
-        file: a number within the unit.
-        first, end: offsets within the document's tokens (within this shard).
-        size: the document's tokens (within this shard).
-    """
-
-    section: Section
-    file: int
-    index: int
-    first: int
-    end: int
-    size: int
 
 
 class Stream:
@@ -144,9 +111,21 @@ class Stream:
         return arrays
 
     def unverified_arrays(self, number: int) -> Arrays:
-        """Return the arrays of a section's whole shard as they are, for what looks at all shards or has checked it."""
+        """Return the arrays of a section's whole shard as they are, for what has checked it."""
         self._map()
         return self._arrays[number]
+
+    def file_arrays(self, number: int) -> FileArrays:
+        """Return the arrays of a section's whole shard, unchecked, for what looks at all shards before training.
+
+        Each raises TrainkitError if the shard's file is gone or cut off.
+        """
+        shard = self.sections[number].shard
+
+        def read(start: int, size: int) -> bytes:
+            return self._refuse_unreadable(partial(of_shards.read_part, start=start, size=size), shard)
+
+        return FileArrays(shard, read)
 
     def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Return `width` tokens from each of `starts`, (n,): (n, width), with 0 after the last token; read-only.
@@ -275,7 +254,7 @@ class Stream:
 
     def open(self, shard: Shard) -> Arrays:
         """Map a shard into memory. Raises TrainkitError."""
-        return self._refuse_unreadable(shards.open_arrays, shard)
+        return self._refuse_unreadable(of_shards.open_arrays, shard)
 
     def _refuse_unreadable(self, read: Callable[[Path, Shard], T], shard: Shard) -> T:
         try:
