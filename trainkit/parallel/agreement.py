@@ -71,7 +71,10 @@ def share(error: BaseException) -> BaseException:
     unless one did not come: then this one waits for the others no more.
     """
     group = hosts.group()
-    if group is None or isinstance(error, ProcessFailed):
+    if group is None:
+        return error
+    group.stop_watching()
+    if isinstance(error, ProcessFailed):
         return error
     if not group.number:
         group.decide(None, error)  # the others may be waiting for this decision

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.parallel.presence import Presence
 
 T = TypeVar("T")
 #: Environment variables of jax: HOST:PORT of the first process, the number of processes, and that of this one.
@@ -63,10 +64,18 @@ class ProcessGroup:
     meetings: int = 0
     ends_together: bool = False
     departed: bool = False
+    presence: Presence | None = None
+
+    def stop_watching(self) -> None:
+        """Let the main thread end this process, which knows that another one has failed, or that the run is over."""
+        if self.presence:
+            self.presence.close()
 
     def decide(self, value: Any, error: BaseException | None = None) -> None:
         """Send the others a decision of the first process, or the exit code of the error that it has instead."""
         code = None if error is None else error.exit_code if isinstance(error, TrainkitError) else FAILED
+        if error is not None:
+            self.stop_watching()
         self.send(_decision(self.decisions), pickle.dumps((value, code)))
         if self.decisions >= _KEPT:
             self.client.key_value_delete(_decision(self.decisions - _KEPT))
@@ -82,7 +91,7 @@ class ProcessGroup:
         try:
             self.client.key_value_set_bytes(key, value)
         except RuntimeError as error:
-            raise _ended(_ANOTHER) from error
+            raise _ended(self._lost() or _ANOTHER) from error
 
     def receive(self, key: str, *, until: float | None = None) -> bytes:
         """Return a value that another process sets. Raises ProcessEnded if one has ended, and at the moment `until`."""
@@ -90,14 +99,21 @@ class ProcessGroup:
             try:
                 return bytes(self.client.blocking_key_value_get_bytes(key, _PATIENCE))
             except RuntimeError as error:
-                which = self._which_left() if "DEADLINE_EXCEEDED" in str(error) else _ANOTHER
+                which = self._which_left() if "DEADLINE_EXCEEDED" in str(error) else self._lost() or _ANOTHER
                 if not which and until is not None and time.monotonic() > until:
                     which = _ANOTHER
                 if which:
+                    if "DEADLINE_EXCEEDED" in str(error):  # else jax aborts this process sooner than it can end
+                        self.stop_watching()
                     raise _ended(which) from error
 
+    def _lost(self) -> str:
+        return self.presence.lost if self.presence else ""
+
     def _which_left(self) -> str:
-        """Return the process that has ended with an error; nothing if there is none."""
+        """Return the process that has ended; nothing if there is none."""
+        if lost := self._lost():
+            return lost
         try:
             gone = [(key.rpartition("/")[2], host) for key, host in self.client.key_value_dir_get(_LEFT)]
         except RuntimeError:  # the first process, which keeps their names, does not answer either
@@ -146,7 +162,9 @@ def join() -> None:
             " this one, counted from 0; or start trainkit with srun or mpirun",
         ) from error
     state = distributed.global_state
-    _group = ProcessGroup(state.client, state.process_id, state.num_processes)
+    number, count = state.process_id, state.num_processes
+    presence = Presence(state.client, number=number, address=state.coordinator_address or "")
+    _group = ProcessGroup(state.client, number, count, presence=presence)
 
 
 def group() -> ProcessGroup | None:
@@ -179,6 +197,7 @@ def from_first(make: Callable[[], T]) -> T:
         value, code = pickle.loads(_group.receive(_decision(_group.decisions)))
         _group.decisions += 1
         if code is not None:
+            _group.stop_watching()
             raise FirstFailed(code)
         return value  # type: ignore[no-any-return]
     try:
@@ -207,6 +226,7 @@ def depart() -> None:
     """Wait for the others no more: they may be waiting for this process, which failed within a computation."""
     if _group is not None:
         _group.departed = True
+        _group.stop_watching()
 
 
 def send_to_first(message: str) -> None:
@@ -224,15 +244,34 @@ def messages_from_others() -> list[str]:
     return [message for _, message in _group.client.key_value_dir_get("trainkit/messages/")] if _group else []
 
 
+def when_stuck(report: Callable[[str], None]) -> None:
+    """Call `report` with a message before this process ends because another one is gone and the main thread waits for
+    a device."""
+    if _group is not None and _group.presence:
+        _group.presence.on_stuck = report
+
+
+def ended_process(seconds: float) -> ProcessEnded | None:
+    """Return an error that names the process that has ended, once it is known, or None after these `seconds`."""
+    until = time.monotonic() + seconds
+    while _group is not None and time.monotonic() < until:
+        if which := _group._which_left():
+            return _ended(which)
+        time.sleep(0.05)
+    return None
+
+
 def end_together() -> None:
     """Note that all processes end without an error, so that each may wait for the others at its end."""
     if _group is not None:
         _group.ends_together = True
+        _group.stop_watching()
 
 
 def leave(code: int) -> None:
     """End this process at once after an error: jax would otherwise wait for the other processes, which still train."""
     if _group is not None and not _group.ends_together:
+        _group.stop_watching()
         with contextlib.suppress(RuntimeError):  # time for the others to hear of it, and of the first one's decisions
             _group.client.key_value_set(f"{_LEFT}{_group.number}", socket.gethostname(), allow_overwrite=True)
             _group.client.wait_at_barrier("trainkit/leaving", 2 * _PATIENCE)

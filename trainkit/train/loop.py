@@ -23,7 +23,7 @@ from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands, LiveSchedule, RequestedActions
 from trainkit.train.metrics import Broken, MetricsWriter
-from trainkit.train.out_of_memory import can_recover_from, is_alive, skip_without_memory
+from trainkit.train.out_of_memory import as_one_of_several, can_recover_from, is_alive, skip_without_memory
 from trainkit.train.prefetch import DeviceBatch, Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.state import State, without_update
@@ -156,7 +156,7 @@ def train(state: State, job: Job) -> Outcome:
     except (Exception, hosts.FirstFailed) as error:
         if hosts.count() > 1 and isinstance(error, JaxRuntimeError):
             hosts.depart()
-            raise
+            raise as_one_of_several(error) from error
         failed = agreement.share(error)
         if step > first:
             _rescue(state, step, job)

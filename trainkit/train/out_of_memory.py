@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
 from jax.errors import JaxRuntimeError
 
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.parallel import hosts
 from trainkit.plan import Plan
 from trainkit.plan.proposal import no_memory
 from trainkit.recipe import Recipe
 from trainkit.train.state import State
+
+#: Seconds after a failed computation in which it becomes known that another process has ended.
+_PATIENCE = 5.0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -23,6 +29,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 def can_recover_from(error: BaseException) -> bool:
     """Return whether memory ran out and this process may do less instead: one of several hosts may not act alone."""
     return is_out_of_memory(error) and jax.process_count() == 1
+
+
+def as_one_of_several(error: JaxRuntimeError) -> Exception:
+    """Return the error that ends one of several processes after this error of a computation, in words."""
+    if is_out_of_memory(error):
+        which = f"process {jax.process_index()} on {socket.gethostname()}"
+        return TrainkitError(
+            f"{which} has no memory left, and one of several processes cannot do less alone",
+            hint="trainkit resume RUN in all processes, with a smaller --set train.micro_batch_size=N or with --set"
+            ' train.remat="blocks"',
+            exit_code=FAILED,
+        )
+    return hosts.ended_process(_PATIENCE) or error
 
 
 def is_alive(state: State) -> bool:
