@@ -1,5 +1,5 @@
 """`python -m trainkit`"""
 
-from trainkit.cli import program
+from trainkit.entry import program
 
 program()

@@ -87,6 +87,7 @@ def test_a_signal_reaches_the_trainer_once_and_ends_both(tmp_path: Path, number:
 import signal, sys, time
 got = []
 signal.signal({int(number)}, lambda *_: got.append(1))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [{int(number)}])
 print("ready", flush=True)
 while not got:
     time.sleep(0.01)

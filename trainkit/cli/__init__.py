@@ -1,4 +1,4 @@
-"""The command line. `main` turns errors into stderr and an exit code; `program` is the console script."""
+"""The command line. `main` turns errors into stderr and an exit code; `entry.py` calls `program`."""
 
 from __future__ import annotations
 
@@ -83,23 +83,26 @@ def _raise_descriptor_limit() -> None:
 
 
 def _run() -> int:
-    try:
-        from trainkit.cli.app import app
+    from trainkit.cli.app import app
 
+    interrupts = signals.Interrupts()
+    try:
         app(prog_name="trainkit")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        return FAILED
-    except TrainkitError as error:
-        _print_error(str(error))
-        return error.exit_code
     except Exception as error:
-        _print_error(_in_words(error))
-        return FAILED
+        return INTERRUPTED if interrupts.caused_error() else _failed(error)
     return DONE
+
+
+def _failed(error: Exception) -> int:
+    """Print the error that ended a command, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return FAILED
+    _print_error(str(error) if isinstance(error, TrainkitError) else _in_words(error))
+    return error.exit_code if isinstance(error, TrainkitError) else FAILED
 
 
 def _in_words(error: Exception) -> str:

@@ -29,7 +29,7 @@ from trainkit.run.recorded_inputs import mend_log
 from trainkit.run.rollback import set_bad_aside
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
-from trainkit.train.signals import Signals, StopBeforeTraining, leave, repeat_ignored
+from trainkit.train.signals import Signals, StopBeforeTraining, held, leave, repeat_ignored
 
 #: The output of the trainer, in the run's directory.
 LOG = "trainer.log"
@@ -47,7 +47,7 @@ def spawn(
     if restarts:
         supervisor = [sys.executable, "-m", "trainkit.run.restarts", str(directory), str(restarts)]
         command = [*supervisor, *command, "then", *_command(directory, Start())]
-    with (directory / LOG).open("ab") as output:
+    with (directory / LOG).open("ab") as output, held():
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -82,6 +82,7 @@ def attempt(
     signal = Signals()
     try:
         try:
+            signal.release_held()
             with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
                 loaded = loaded or recipe_of(directory)
                 damaged = mend_log(directory) if hosts.is_first() else None
@@ -90,6 +91,9 @@ def attempt(
                     EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
                     if hosts.is_first()
                     else SilentLog(attempt=number)
+                )
+                hosts.when_stuck(
+                    lambda why: log.write("run_finished", step=log.step, status="failed", exit_code=FAILED, message=why)
                 )
                 with contextlib.ExitStack() as afterwards:
                     afterwards.callback(log.close)

@@ -20,7 +20,7 @@ from trainkit.errors import FAILED
 from trainkit.events.log import last_attempt, last_step, of_kinds
 from trainkit.printer import complain
 from trainkit.rundir.directory import BLACK_BOXES, as_typed
-from trainkit.train.signals import ENDING
+from trainkit.train.signals import ENDING, held
 
 #: Seconds before the first restart; each one after it waits twice as long while no checkpoint is added, up to the most.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -82,10 +82,12 @@ class _Child:
 
     def __init__(self) -> None:
         self.told = threading.Event()
+        self._number = signal.SIGTERM
         self._process: subprocess.Popen[bytes] | None = None
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # what `held` has held back comes now
 
     @property
     def is_told_to_end(self) -> bool:
@@ -94,12 +96,14 @@ class _Child:
 
     def run(self, command: Sequence[str]) -> int:
         """Run a trainer to its end; return its exit code, or minus the signal that ended it."""
-        self._process = subprocess.Popen(command, process_group=0)
+        with held():  # also in the child, until it handles signals
+            self._process = subprocess.Popen(command, process_group=0)
         if self.is_told_to_end:  # in the moment before
-            self._process.terminate()
+            self._process.send_signal(self._number)
         return self._process.wait()
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
+        self._number = signal.Signals(number)
         self.told.set()
         if self._process is not None:
             self._process.send_signal(number)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
@@ -21,6 +22,10 @@ COMPILING = "compile"
 
 #: Seconds after which a signal comes again whose exception was ignored.
 _AGAIN_AFTER = 0.05
+
+
+#: Seconds after a Ctrl-C in which an error is taken for its consequence.
+_SOON = 2.0
 
 
 class StopBeforeTraining(BaseException):
@@ -41,6 +46,10 @@ class Signals:
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._receive)
+
+    def release_held(self) -> None:
+        """Let the signals come that `held` has held back. Raises StopBeforeTraining if there is one."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def training_begins(self) -> None:
         """From now on handle signals between steps. Until now they ended the preparations at once.
@@ -87,6 +96,38 @@ class Signals:
             raise KeyboardInterrupt
         if not self.training:
             raise StopBeforeTraining(self.received)
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at each Ctrl-C, as Python does, and remembers when it did."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def caused_error(self) -> bool:
+        """Return whether an error that ends a command now is due to a Ctrl-C: C code, such as that of an import,
+        answers a KeyboardInterrupt with an error of its own."""
+        return self._last is not None and time.monotonic() - self._last < _SOON
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._last = time.monotonic()
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold back the signals that ask a run to end, until the block ends or `Signals` releases them.
+
+    So no signal comes between the creation of a run and its attempt. A process that is started in the block inherits
+    this, so that even one that comes while its interpreter starts is handled by the attempt in it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def repeat_ignored(unraisable: sys.UnraisableHookArgs) -> None:
