@@ -30,7 +30,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from trainkit.dashboard.charts import ticks
-from trainkit.events.log import number, read
+from trainkit.events.tail import number, read
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE, DOCUMENT, PICTURE = (

@@ -19,7 +19,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 RECIPE = """
 schema = 1

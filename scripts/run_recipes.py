@@ -27,7 +27,7 @@ from pathlib import Path
 
 import tomli
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.text import format_count, format_duration
 
 ROOT = Path(__file__).resolve().parents[1]

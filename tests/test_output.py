@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import trainkit
 from trainkit.errors import TrainkitError
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.printer import LONGEST_LINE, MOST_LINES, complain, printable_json, quote, show
 from trainkit.recipe.toml.values import toml_value
 from trainkit.redaction import MASK, redact

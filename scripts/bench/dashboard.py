@@ -110,7 +110,7 @@ def _say(what: str, found: list[float], unit: str, limit: float, *, digits: int 
 def make(run: Path, arguments: argparse.Namespace) -> None:
     """Write the run, and some of it without an index beside it, in turns."""
     from trainkit.events.index import NAME as INDEX
-    from trainkit.events.log import NAME
+    from trainkit.events.tail import NAME
 
     building = run.with_suffix(".tmp")
     for left in (building, run):
@@ -232,7 +232,7 @@ class _Growing:
     """A log that goes on, and that is afterwards what it was."""
 
     def __init__(self, run: Path) -> None:
-        from trainkit.events.log import NAME
+        from trainkit.events.tail import NAME
 
         self._path = run / NAME
         self._size = self._path.stat().st_size
@@ -454,7 +454,7 @@ def _trainer(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _until_step(run: Path, step: int) -> None:
-    from trainkit.events.log import Tail
+    from trainkit.events.tail import Tail
 
     tail, until = Tail(run), time.monotonic() + 300
     while time.monotonic() < until:
@@ -466,7 +466,7 @@ def _until_step(run: Path, step: int) -> None:
 
 def _rate(run: Path, seconds: float) -> float:
     """Steps a second, from the first to the last that is told within so many seconds."""
-    from trainkit.events.log import NAME, Tail
+    from trainkit.events.tail import NAME, Tail
 
     tail = Tail(run, offset=(run / NAME).stat().st_size)
     time.sleep(seconds)

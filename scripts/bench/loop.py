@@ -108,7 +108,7 @@ class _Prepared:
     def looped(self) -> float:
         """Return the seconds of a step by the event log, with prefetch, metrics, log and commands."""
         from trainkit.events.control import Server
-        from trainkit.events.log import Tail
+        from trainkit.events.tail import Tail
         from trainkit.train.best import BestSoFar
         from trainkit.train.compilations import Compilations
         from trainkit.train.control import Commands, LiveSchedule

@@ -31,7 +31,7 @@ def main() -> None:
 
 def quickstart(directory: Path, seconds: float) -> None:
     """The bare script for `--seconds`, then the recipe from an empty cache to its end; both from process start."""
-    from trainkit.events.log import read
+    from trainkit.events.tail import read
 
     environment = os.environ | {"BENCH_STARTED": repr(time.time())}
     command = [sys.executable, str(BARE), "--seconds", str(seconds)]

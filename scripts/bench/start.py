@@ -55,7 +55,7 @@ def start(directory: Path, rounds: int) -> None:
 
 def _first_step(directory: Path, compiled: Path) -> float:
     """Seconds from the start of `trainkit run` to the event of step 1, the cache of tokens being there."""
-    from trainkit.events.log import read
+    from trainkit.events.tail import read
 
     name = f"start-{time.monotonic_ns()}"
     command = [*TRAINKIT, "run", str(RECIPE), "--plain", "--name", name]

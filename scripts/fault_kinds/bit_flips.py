@@ -29,8 +29,8 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import evaluation_sets
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME as LOG
-from trainkit.events.log import damage
+from trainkit.events.damage import damage
+from trainkit.events.tail import NAME as LOG
 from trainkit.run.resume import prepare
 from trainkit.rundir import checkpoint_files
 

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fault_kinds.workplace import Outcome, Workplace
-from trainkit.events.log import NAME, EventLog, Tail, damage, last_step
+from trainkit.events.damage import damage
+from trainkit.events.log import EventLog
 from trainkit.events.schema import SCHEMA
+from trainkit.events.tail import NAME, Tail, last_step
 from trainkit.rundir.follow import LogFollower
 from trainkit.rundir.summary import SummaryReader
 

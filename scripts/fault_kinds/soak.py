@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fault_kinds.workplace import NAME, RECIPE, STEPS, Outcome, Workplace, write_inputs
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import Name, send
-from trainkit.events.log import last_step
+from trainkit.events.tail import last_step
 
 #: Steps that one outcome is about, and the parts before the one that the others are compared with: meanwhile threads
 #: are started, and the index of the log is opened.

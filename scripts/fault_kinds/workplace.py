@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.checkpoint import store
-from trainkit.events.log import NAME as LOG
-from trainkit.events.log import read
+from trainkit.events.tail import NAME as LOG
+from trainkit.events.tail import read
 
 OUTCOMES = ("exact", "fell back", "refused", "reported", "lost", "wrong")
 STEPS = 24

@@ -127,14 +127,14 @@ def kill(place: Place, recipe: Path, name: str) -> None:
 
 def last_step(log: Path) -> int:
     """Return the last step that a log has; 0 without one."""
-    from trainkit.events.log import read
+    from trainkit.events.tail import read
 
     return max((e["step"] for e in read(log.parent) if e["type"] == "step"), default=0) if log.exists() else 0
 
 
 def end_of(run: Path) -> dict[str, str]:
     """Return the losses by step, and the checksums of the arrays of the last checkpoint."""
-    from trainkit.events.log import read
+    from trainkit.events.tail import read
 
     losses = {f"loss {e['step']}": repr(e["metrics"]["train/loss"]) for e in read(run) if e["type"] == "step"}
     manifest = json.loads((run / "checkpoints" / str(STEPS) / "manifest.json").read_text("utf-8"))

@@ -109,6 +109,6 @@ def write_recipe(place: Place, name: str, **sizes: int) -> Path:
 
 def events_of(run: Path) -> list[Any]:
     """Return the events of a run; none if it never began."""
-    from trainkit.events.log import read
+    from trainkit.events.tail import read
 
     return list(read(run)) if (run / "events.jsonl").exists() else []

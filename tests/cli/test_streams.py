@@ -12,7 +12,7 @@ from places import LIMIT
 from trainer import BARE, command, environment, workplace
 
 from trainkit.errors import DONE, FAILED
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 FULL = Path("/dev/full")
 

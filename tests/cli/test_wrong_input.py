@@ -15,7 +15,7 @@ import pytest
 from trainer import LIMIT, RECIPE, command, copied, environment, losses, trainkit, workplace
 
 from trainkit.errors import FAILED, WRONG_INPUT
-from trainkit.events.log import NAME, last_end, read
+from trainkit.events.tail import NAME, last_end, read
 from trainkit.rundir.summary import SummaryReader
 
 Call = Callable[..., tuple[int, str, str]]

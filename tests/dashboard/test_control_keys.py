@@ -21,8 +21,8 @@ from trainkit.dashboard.control_keys import farewell, present_rate
 from trainkit.dashboard.keys import Ask, Confirm, keys_in_force
 from trainkit.events.commands import Command, parse_command
 from trainkit.events.control import PendingCommand, Server
-from trainkit.events.log import NAME
 from trainkit.events.reducer import reduce
+from trainkit.events.tail import NAME
 from trainkit.events.view import Marker, View
 from trainkit.rundir.follow import Replay
 

@@ -19,7 +19,7 @@ from trainkit.dashboard.keys import Help
 from trainkit.dashboard.panels.header import _age
 from trainkit.dashboard.terminal import once, watch
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME
+from trainkit.events.tail import NAME
 
 WATCH = [
     sys.executable, "-c",

@@ -15,7 +15,7 @@ import pytest
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages import KEYS
 from trainkit.dashboard.terminal import once
-from trainkit.events.log import NAME
+from trainkit.events.tail import NAME
 
 
 def lines() -> list[bytes]:

@@ -25,7 +25,8 @@ from trainkit.dashboard.panels import sample as images
 from trainkit.dashboard.panels.sample import SampleImage, prediction_lines
 from trainkit.dashboard.terminal import once
 from trainkit.events import plain_log
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.events.view import SampleText
 
 PREDICTIONS = [["cat", 0.7], ["dog", 0.2], ["[b]owl[/]", 0.1]]

@@ -23,7 +23,8 @@ from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.charts.titles import format_value
 from trainkit.dashboard.panels.overview import LossChart
 from trainkit.events.commands import send
-from trainkit.events.log import NAME, EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import NAME, read
 from trainkit.events.view import View
 from trainkit.rundir.follow import SLICE_BYTES, LogFollower
 

@@ -22,9 +22,9 @@ from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.pages.system import SystemPage, wait_shares
 from trainkit.dashboard.panels.machine import BLOCKS, core_lines
-from trainkit.events.log import NAME
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
+from trainkit.events.tail import NAME
 from trainkit.events.view import View
 
 BYTES = {"parameters": 1.0e9, "optimizer": 2.0e9, "activations": 3.2e9}

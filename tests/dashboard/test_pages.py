@@ -19,7 +19,7 @@ from trainkit.dashboard.pages import KEYS, PAGES, Page
 from trainkit.dashboard.pages.data import DataPage
 from trainkit.dashboard.pages.system import SystemPage
 from trainkit.dashboard.panels.lines import TextPanel
-from trainkit.events.log import NAME
+from trainkit.events.tail import NAME
 from trainkit.events.view import View
 
 

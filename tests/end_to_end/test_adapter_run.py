@@ -12,7 +12,7 @@ from trainer import RECIPE, arrays, edit_manifest, trainkit, workplace
 
 from trainkit.checkpoint import manifest
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.hub import peft, tokenizer
 from trainkit.hub.adapter_config import FILE
 from trainkit.hub.adapter_config import read as read_adapter

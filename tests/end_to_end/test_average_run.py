@@ -13,7 +13,7 @@ from trainer import RECIPE, edit_manifest, evaluations, trainkit, workplace
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.leaves import named_leaves
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.export.model import export
 from trainkit.infer.generator import Request
 from trainkit.infer.sampling import Sampling

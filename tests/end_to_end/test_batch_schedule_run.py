@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainer import BARE, Trainer, arrays, losses, trainkit, workplace
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 SOURCES = """
 [[data.train]]

@@ -16,7 +16,7 @@ from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluate_run import evaluate_run
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.export.model import export
 from trainkit.infer.trained_model import open_run
 from trainkit.recipe import Recipe

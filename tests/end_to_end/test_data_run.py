@@ -9,7 +9,7 @@ from pathlib import Path
 from data_room import tokenizer_file, write_rows
 from trainer import BARE, RECIPE, WORDS, Trainer, arrays, losses, trainkit, workplace
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 GROWING = (
     BARE.replace('path = "text/*.txt"', 'path = "large.jsonl"')

@@ -17,7 +17,7 @@ from places import SUPPORT
 from trainer import LIMIT, RECIPE, Trainer, environment, losses, trainkit, workplace
 
 from trainkit.data.cache import build
-from trainkit.events.log import NAME, read
+from trainkit.events.tail import NAME, read
 from trainkit.recipe.toml.load import load
 
 STEPS = 12

@@ -13,8 +13,8 @@ from trainer import BARE, arrays, ending, killed_at, run_of, trainkit, workplace
 
 from trainkit import files
 from trainkit.checkpoint import manifest as manifests
-from trainkit.events.log import read
 from trainkit.events.schema import Event
+from trainkit.events.tail import read
 
 STEPS, BROKEN = 12, 8
 #: The update of step `LEAP` is far too large, which the loss of the next step shows.

@@ -15,7 +15,7 @@ from ports import free_port
 from trainer import BARE, LIMIT, RECIPE, ending, environment, losses, trainkit, workplace
 
 from trainkit.checkpoint import store
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 HOSTS = (
     RECIPE.replace("steps = 24", "steps = 12")

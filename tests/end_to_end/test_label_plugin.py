@@ -9,7 +9,7 @@ from pathlib import Path
 import likeness
 from trainer import losses, trainkit
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 PLUGIN = '''
 from dataclasses import dataclass, replace

@@ -11,7 +11,8 @@ from trainer import RECIPE, Trainer, arrays, copied, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.events.commands import Command
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.recipe.sections.outputs import ChatMessage
 from trainkit.recipe.toml.load import load
 from trainkit.rundir.owed import Owed, find_owed

@@ -13,8 +13,9 @@ from trainer import RECIPE, Trainer, arrays, copied, killed_at, losses, trainkit
 
 from trainkit.checkpoint import manifest
 from trainkit.events.commands import Command, IssuedCommand, issued_commands, send
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
 from trainkit.events.plain_log import PlainLog
+from trainkit.events.tail import read
 from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.run.prepare import commands_to_repeat

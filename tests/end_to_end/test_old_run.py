@@ -23,7 +23,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import build
 from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.rundir.directory import recipe_of
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "old_run.tar.gz"

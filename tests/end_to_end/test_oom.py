@@ -22,7 +22,8 @@ from places import SUPPORT
 
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe.toml.load import load
 from trainkit.run.attempt import attempt

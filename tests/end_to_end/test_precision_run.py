@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer import BARE, arrays, losses, trainkit, workplace
 
 from trainkit.checkpoint import manifest
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 FEW = BARE.replace("steps = 24", "steps = 4").replace("[optimizer]", '[optimizer]\nmoments = "int8"')
 FEW += '[precision]\nparams = "bfloat16"\ncompute = "float16"\n'

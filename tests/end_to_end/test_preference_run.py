@@ -22,7 +22,8 @@ from trainkit import files
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.errors import WRONG_INPUT
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.hub.load import base_digest
 from trainkit.parallel.devices import local
 from trainkit.plan import make_plan

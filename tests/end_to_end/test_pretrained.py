@@ -21,7 +21,7 @@ from trainer import RECIPE, command, environment, trainkit, workplace
 from trainkit.checkpoint import store
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.hub import tokenizer
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.recipe import load, notes

@@ -28,7 +28,8 @@ from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import store
 from trainkit.data.problems import DataProblem
 from trainkit.errors import TrainkitError
-from trainkit.events.log import damage, last_attempt, read
+from trainkit.events.damage import damage
+from trainkit.events.tail import last_attempt, read
 from trainkit.run.attempt import attempt
 from trainkit.run.recorded_inputs import find_problems
 from trainkit.run.resume import prepare

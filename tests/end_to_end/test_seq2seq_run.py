@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from trainer import arrays, killed_and_resumed, losses, run_of, trainkit
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 LETTERS = "abcdefgh"
 RECIPE = """

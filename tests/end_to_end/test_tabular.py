@@ -25,7 +25,8 @@ from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load

@@ -19,7 +19,7 @@ from trainer import BARE, LIMIT, workplace
 from trainkit.dashboard.pages import KEYS, NAMES
 from trainkit.events.attempts import process_alive
 from trainkit.events.commands import send
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 pytestmark = needs_tmux
 

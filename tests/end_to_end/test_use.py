@@ -16,7 +16,7 @@ from trainkit.cli.chat import Session
 from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate
 from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import DONE, WRONG_INPUT
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.infer.text_format import Conversation, end_of_answer
 from trainkit.infer.trained_model import open_pretrained, open_run
 

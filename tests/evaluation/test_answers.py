@@ -14,7 +14,7 @@ from trainkit.data.batches.answers import last_answers
 from trainkit.data.cache.section import Section, SourceSpan
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.targets import items_of_texts
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.infer.generator import Request
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.trained_model import open_run

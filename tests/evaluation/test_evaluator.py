@@ -18,7 +18,8 @@ from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import PredictionTable, RowOrigin
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.parallel import mesh
 from trainkit.recipe.sections.classification_tasks import TokenClassification
 from trainkit.recipe.sections.metric import Auroc, F1Score, SpanF1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.evaluation.results import BEGINNING, PredictionTable, RowOrigin, write_results
-from trainkit.events.log import number
+from trainkit.events.tail import number
 
 
 def places(*rows: int) -> list[Any]:

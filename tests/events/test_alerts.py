@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.events.alerts import CALM, ENOUGH, RISING, SHARES, Alert, Watch, _Window
-from trainkit.events.log import NAME, EventLog, Tail, read
+from trainkit.events.log import EventLog
 from trainkit.events.schema import Event
+from trainkit.events.tail import NAME, Tail, read
 
 SEEDS = st.integers(0, 2**32)
 

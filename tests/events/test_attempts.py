@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from trainkit.events.alerts import Watch
 from trainkit.events.attempts import MESSAGES, CurrentEvents, current_events
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import read
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import Event
+from trainkit.events.tail import read
 from trainkit.events.view import View
 from trainkit.rundir.follow import LogFollower
 from trainkit.track.tail import events_to_copy

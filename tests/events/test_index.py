@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.events import index
-from trainkit.events.log import NAME, EventLog, read
+from trainkit.events.log import EventLog
 from trainkit.events.series import Series
+from trainkit.events.tail import NAME, read
 from trainkit.events.view import View
 from trainkit.rundir.follow import LogFollower, Replay
 

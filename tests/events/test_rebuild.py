@@ -7,9 +7,12 @@ from pathlib import Path
 
 import fake_run
 
-from trainkit.events.log import NAME, EventLog, damage, newest_mark, of_kinds, read
+from trainkit.events.damage import damage
+from trainkit.events.log import EventLog
+from trainkit.events.mark import newest_mark
 from trainkit.events.rebuild import KnownStep, rebuild
 from trainkit.events.schema import Event
+from trainkit.events.tail import NAME, of_kinds, read
 from trainkit.run.recorded_inputs import mend_log
 
 EVENTS = [*fake_run.events(12), *fake_run.events(24, attempt=2, resumed_from=12)]

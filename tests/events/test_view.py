@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 
 from trainkit.events import plain_log
 from trainkit.events.attempts import current_events, process_alive, process_started
-from trainkit.events.log import NAME, STEP, EventLog, Tail, last_attempt, read
+from trainkit.events.log import EventLog
 from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
+from trainkit.events.tail import NAME, STEP, Tail, last_attempt, read
 from trainkit.events.view import View, alive, is_resuming, state
 from trainkit.rundir.directory import hold_lock
 from trainkit.text import NeutralStream, format_count, format_duration, neutralise

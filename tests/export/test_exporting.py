@@ -21,10 +21,11 @@ from trainkit.checkpoint.provenance import Provenance
 from trainkit.cli import run as cli_run
 from trainkit.errors import DONE, STOPPED_EARLY, TrainkitError
 from trainkit.events.commands import Command, send
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
 from trainkit.events.plain_log import text
 from trainkit.events.reducer import view_of
 from trainkit.events.schema import Event
+from trainkit.events.tail import read
 from trainkit.export import background
 from trainkit.export.background import MOST_WAITING, NICENESS, OUTPUT, Exporting, _result
 from trainkit.export.model import made_by

@@ -8,7 +8,7 @@ import pytest
 from places import ROOT
 from trainer import BARE, arrays, environment, losses, trainkit, workplace
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 
 STEPS = 6
 RECIPE = (

@@ -16,7 +16,8 @@ import small
 from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.infer.sampler import Sampler
 from trainkit.infer.sampling import Sampling
 from trainkit.parallel.mesh import make_mesh

@@ -23,7 +23,8 @@ from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.data.jobs import Stop, Stopped
 from trainkit.errors import TrainkitError
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.models import flash_check, grouped_product
 from trainkit.parallel import devices
 from trainkit.parallel.hardware import available_memory, whole_memory

@@ -16,7 +16,7 @@ from trainkit.cli.check import check
 from trainkit.cli.explain import explain
 from trainkit.cli.schema import schema
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.recipe.toml.load import Loaded, load, load_resolved

@@ -13,7 +13,7 @@ from published import look_up
 
 from trainkit.data.documents.templates import RowReading, needed_keys
 from trainkit.errors import WRONG_INPUT
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.recipe.toml.load import load
 from trainkit.recipe.toml.modes import BUILT_IN, FULL
 

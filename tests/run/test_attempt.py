@@ -18,8 +18,8 @@ from places import LIMIT
 
 from trainkit.checkpoint import store
 from trainkit.errors import DONE, INTERRUPTED, STOPPED_EARLY
-from trainkit.events.log import read
 from trainkit.events.schema import Event
+from trainkit.events.tail import read
 from trainkit.recipe.toml.load import load
 from trainkit.run import attempt as attempts
 from trainkit.run import prepare, setup

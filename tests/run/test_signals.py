@@ -18,7 +18,7 @@ import signal_at_import
 from places import LIMIT
 from trainer import BARE, Trainer, ending, environment, losses, trainkit, workplace
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.rundir.directory import EXPORTS
 
 TERM, HUP, INT = signal.SIGTERM, signal.SIGHUP, signal.SIGINT

@@ -12,7 +12,8 @@ import pytest
 
 from trainkit import files
 from trainkit.errors import TrainkitError
-from trainkit.events import log
+from trainkit.events.damage import damage
+from trainkit.events.tail import NAME, read
 from trainkit.events.view import View
 from trainkit.rundir import compact as compacting
 from trainkit.rundir.compact import compact, is_finished, measure
@@ -51,16 +52,16 @@ def view_of(run: Path) -> View:
 
 
 def test_a_small_log_shows_the_same_results_and_every_other_event(run: Path) -> None:
-    before, lines = view_of(run), log.read(run)
+    before, lines = view_of(run), read(run)
     sizes = measure(run)
     assert sizes.steps_before == STEPS and compact(run) == sizes
-    assert (run / log.NAME).stat().st_size == sizes.after < 0.25 * sizes.before
+    assert (run / NAME).stat().st_size == sizes.after < 0.25 * sizes.before
     after = view_of(run)
     assert results([after]) == results([before])
-    kept = [event for event in log.read(run) if event["type"] == "step"]
+    kept = [event for event in read(run) if event["type"] == "step"]
     assert len(kept) == sizes.steps_after < 400
     assert {*range(50, STEPS, 50), *range(STEPS - 49, STEPS + 1), 1611, 1733} <= {event["step"] for event in kept}
-    assert [e for e in log.read(run) if e["type"] != "step"] == [e for e in lines if e["type"] != "step"]
+    assert [e for e in read(run) if e["type"] != "step"] == [e for e in lines if e["type"] != "step"]
     lowest, highest = (before.series["train/loss"].lowest, before.series["train/loss"].highest)
     assert (after.series["train/loss"].lowest, after.series["train/loss"].highest) == (lowest, highest)
     reader = SummaryReader(run)
@@ -70,20 +71,20 @@ def test_a_small_log_shows_the_same_results_and_every_other_event(run: Path) -> 
 
 
 def test_checkpoints_know_a_small_log_and_report_what_is_changed_in_it(run: Path) -> None:
-    path = run / log.NAME
+    path = run / NAME
     mark = (path.stat().st_size - 500, files.checksum_of(path, path.stat().st_size - 500))
     compact(run)
-    assert log.damage(run, mark, step=STEPS, attempt=2) is None
-    assert log.damage(run, mark, step=STEPS, attempt=3) is not None, "that attempt began after the log was made small"
+    assert damage(run, mark, step=STEPS, attempt=2) is None
+    assert damage(run, mark, step=STEPS, attempt=3) is not None, "that attempt began after the log was made small"
     with path.open("a") as end:
         end.write(json.dumps({"type": "log", "t": 1.9e9, "step": STEPS, "attempt": 3}) + "\n")
-    assert log.damage(run, mark, step=STEPS, attempt=2) is None, "a resumed attempt has appended to it"
+    assert damage(run, mark, step=STEPS, attempt=2) is None, "a resumed attempt has appended to it"
     path.write_text(path.read_text().replace('"train/loss": 99.0', '"train/loss": 98.0'))
-    assert log.damage(run, mark, step=STEPS, attempt=2) is not None
+    assert damage(run, mark, step=STEPS, attempt=2) is not None
 
 
 def test_a_kill_while_a_log_is_replaced_leaves_the_one_or_the_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = run / log.NAME
+    path = run / NAME
     before, mark = path.read_bytes(), (path.stat().st_size, files.checksum_of(path))
 
     def killed(size: int) -> None:
@@ -91,12 +92,12 @@ def test_a_kill_while_a_log_is_replaced_leaves_the_one_or_the_other(run: Path, m
 
     with pytest.raises(KeyboardInterrupt):
         compact(run, moved=killed)
-    assert path.read_bytes() == before and log.damage(run, mark, step=STEPS, attempt=2) is None
+    assert path.read_bytes() == before and damage(run, mark, step=STEPS, attempt=2) is None
     assert not list(run.glob(".*"))
 
 
 def test_a_run_that_is_not_finished_keeps_its_log(run: Path) -> None:
-    path = run / log.NAME
+    path = run / NAME
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     before = path.read_bytes()
     assert not is_finished(run)
@@ -106,7 +107,7 @@ def test_a_run_that_is_not_finished_keeps_its_log(run: Path) -> None:
 
 
 def test_a_tracker_that_has_the_whole_log_has_the_whole_small_log(run: Path) -> None:
-    size = (run / log.NAME).stat().st_size
+    size = (run / NAME).stat().st_size
     write_progress(run, "aim", TrackerProgress("hash", ".", offset=size - 1))
     assert not_copied(run, size) == ["Aim"]
     write_progress(run, "aim", TrackerProgress("hash", ".", offset=size))

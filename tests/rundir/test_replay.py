@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainkit.events.log import NAME, read
 from trainkit.events.reducer import reduce
+from trainkit.events.tail import NAME, read
 from trainkit.events.view import View
 from trainkit.rundir import follow as replays
 from trainkit.rundir.follow import SLICE_BYTES, Replay

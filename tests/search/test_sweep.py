@@ -19,7 +19,8 @@ from trainer import BARE, Trainer, ending, losses, trainkit, workplace
 from trainkit.cli.check import check
 from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE, TrainkitError
-from trainkit.events.log import EventLog, last_attempt, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import last_attempt, read
 from trainkit.parallel.hosts import ADDRESS
 from trainkit.recipe.toml.load import Loaded, load
 from trainkit.rundir.directory import create, hold_lock, recipe_of

@@ -16,9 +16,10 @@ from typing import Any
 from trainkit.checkpoint import manifest as checkpoint_manifest
 from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest
 from trainkit.events.attempts import process_started
-from trainkit.events.log import NAME, EventLog
+from trainkit.events.log import EventLog
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import SCHEMA, Event
+from trainkit.events.tail import NAME
 from trainkit.events.view import View
 
 #: Text that would do something to a terminal, to markup or to a file if it were not made harmless.

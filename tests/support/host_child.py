@@ -20,7 +20,8 @@ import numpy as np
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.parallel import hosts, mesh
 from trainkit.plan import BatchSplit
 from trainkit.tasks import Loss, Task

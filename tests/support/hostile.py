@@ -26,18 +26,11 @@ from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
 from trainkit.events import index
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import (
-    COMPACTED,
-    MARK,
-    EventLog,
-    damage,
-    last_attempt,
-    last_end,
-    last_step,
-    newest_mark,
-    read,
-)
-from trainkit.events.log import NAME as LOG
+from trainkit.events.damage import COMPACTED, damage
+from trainkit.events.log import EventLog
+from trainkit.events.mark import MARK, newest_mark
+from trainkit.events.tail import NAME as LOG
+from trainkit.events.tail import last_attempt, last_end, last_step, read
 from trainkit.hub import safetensors
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.directory import read_sweep

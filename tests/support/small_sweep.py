@@ -11,7 +11,8 @@ from trainer import BARE
 
 from trainkit.cli.sweep import leaderboard_lines
 from trainkit.errors import DONE
-from trainkit.events.log import EventLog, last_attempt
+from trainkit.events.log import EventLog
+from trainkit.events.tail import last_attempt
 from trainkit.rundir.directory import recipe_of
 from trainkit.search.study import Study, study_of
 from trainkit.search.sweep import run

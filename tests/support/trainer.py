@@ -18,8 +18,8 @@ import held
 from places import LIMIT
 
 from trainkit import files
-from trainkit.events.log import Tail, read
 from trainkit.events.schema import Event
+from trainkit.events.tail import Tail, read
 
 WORDS = (
     "the cat sat on a mat and saw one dog run far from home while rain fell over all old roads near us".split()  # noqa: SIM905

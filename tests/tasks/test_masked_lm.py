@@ -27,7 +27,8 @@ from trainkit.data.cache import build as caches
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.hub.save import save
 from trainkit.models.casting import cast
 from trainkit.models.loss import blocked_cross_entropy, blocked_cross_entropy_and_correct

@@ -24,8 +24,8 @@ from track_run import LOSSES, began, finish, look, read_back, run_directory, tra
 
 from trainkit.errors import TrainkitError
 from trainkit.events.attempts import current_events
-from trainkit.events.log import NAME, Tail, read
 from trainkit.events.schema import Event
+from trainkit.events.tail import NAME, Tail, read
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track import projections, tail
 from trainkit.track.projections import NAMES

@@ -31,8 +31,8 @@ from track_run import (
 
 from trainkit.cli.track import Tracker
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME
 from trainkit.events.series import LIMIT
+from trainkit.events.tail import NAME
 from trainkit.recipe.sections.outputs import Track, WandB
 from trainkit.track import projections, tail
 from trainkit.track.projections import Name

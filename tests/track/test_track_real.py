@@ -25,7 +25,7 @@ from trainer import RECIPE, environment, losses, trainkit, workplace
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.track import projections
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -17,7 +17,8 @@ from trainkit.checkpoint import store
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events import held
 from trainkit.events.disk_space import Room, find_room
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.parallel import agreement, hosts
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files

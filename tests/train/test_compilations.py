@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import pytest
 import trainer
 
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.train.compilations import CALM, SETTLED, Compilations, InterruptibleJit, changes
 
 

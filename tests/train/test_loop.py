@@ -21,7 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.parallel.mesh import make_mesh
 from trainkit.plan import BatchSplit
 from trainkit.recipe.sections.outputs import Statistics

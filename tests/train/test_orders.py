@@ -21,7 +21,8 @@ from places import LIMIT
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import COMMANDS, FACTORS, SOCKET, parse_command
 from trainkit.events.control import Server
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.recipe.sections.schedule import Wsd
 from trainkit.recipe.sections.schedule_spec import NEVER
 from trainkit.train.control import Commands, LiveSchedule

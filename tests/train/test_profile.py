@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from trainkit.cli.arguments import steps_of
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
+from trainkit.events.tail import read
 from trainkit.train.profile import check_steps, kind_of, operations, summary, trace_of
 
 US = st.integers(0, 1000)

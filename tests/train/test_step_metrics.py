@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.events import plain_log
-from trainkit.events.log import EventLog, read
+from trainkit.events.log import EventLog
+from trainkit.events.tail import read
 from trainkit.plan import DataSize, Devices, make_plan
 from trainkit.recipe.toml.load import load
 from trainkit.track.projections import context

@@ -35,7 +35,7 @@ from trainkit.checkpoint.snapshot import (
 )
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.disk_space import find_room
-from trainkit.events.log import NAME as LOG
+from trainkit.events.tail import NAME as LOG
 from trainkit.parallel import agreement, hosts
 from trainkit.rundir.directory import RECIPE
 

@@ -79,7 +79,7 @@ def eval(
     Writes the metrics to the run's results/SET-STEP.json.
     """
     from trainkit.evaluation.evaluate_run import evaluate_run
-    from trainkit.events.log import as_logged
+    from trainkit.events.tail import as_logged
     from trainkit.parallel.xla import use_compile_cache
     from trainkit.rundir.find import find_run
 

@@ -122,7 +122,7 @@ def _shorten(recipe: Recipe) -> Recipe:
 
 def _continue(directory: Path, start: Start, *, plain: bool, json: bool, detach: bool, restarts: int) -> int:
     """Continue the run of a job that its batch system has started again; return the exit code."""
-    from trainkit.events.log import last_end
+    from trainkit.events.tail import last_end
     from trainkit.parallel import hosts
     from trainkit.run.resume import prepare
     from trainkit.rundir.directory import recipe_of
@@ -178,7 +178,7 @@ def follow(
     terminal.watch(directory)
     code = trainer.poll()
     if code == WRONG_INPUT:
-        from trainkit.events.log import of_kinds
+        from trainkit.events.tail import of_kinds
 
         *_, end = of_kinds(directory, "run_finished")
         raise TrainkitError(end["message"])  # it has the place and the fix

@@ -17,7 +17,7 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.cache.section import SourceSpan
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import write_file
-from trainkit.events.log import as_logged
+from trainkit.events.tail import as_logged
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 from trainkit.redaction import redact

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from trainkit.events.attempts import kept_until
-from trainkit.events.log import number
 from trainkit.events.schema import Event
+from trainkit.events.tail import number
 from trainkit.text import format_quantity
 
 #: (kind, message), the fields of an `alert` event.

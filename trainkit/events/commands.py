@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.attempts import lock_holder, resumed_step
-from trainkit.events.log import last_end, of_kinds
 from trainkit.events.schema import FOREIGN
+from trainkit.events.tail import last_end, of_kinds
 from trainkit.printer import quote
 from trainkit.text import shorten
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import LONGEST_LINE, SOCKET, Command, address, parse_command
-from trainkit.events.log import file_of
+from trainkit.events.tail import file_of
 from trainkit.printer import quote
 
 #: Seconds that a client has to send its command. One that takes longer, or sends more than `LONGEST_LINE`, is not ours.

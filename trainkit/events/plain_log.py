@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainkit.events.log import number
 from trainkit.events.schema import Event
+from trainkit.events.tail import number
 from trainkit.events.view import Pace
 from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise, one_line
 

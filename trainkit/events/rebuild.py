@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit import files
-from trainkit.events.log import LONGEST_LINE, NAME, as_logged, number, of_kinds, parse
 from trainkit.events.schema import FOREIGN, Event
+from trainkit.events.tail import LONGEST_LINE, NAME, as_logged, number, of_kinds, parse
 
 #: Kinds of events that come after the step events of their step or earlier, and before later ones.
 _IN_ORDER = ("step", "checkpoint_started", "evaluation_started", "evaluated")

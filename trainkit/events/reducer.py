@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from trainkit.events import plain_log
 from trainkit.events.attempts import kept_until, resumed_step
-from trainkit.events.log import NAME, Tail, number, parse
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import LIMIT, Series
+from trainkit.events.tail import NAME, Tail, number, parse
 from trainkit.events.view import (
     ENDS,
     LEVELS,

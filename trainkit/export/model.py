@@ -25,7 +25,7 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.attempts import current_events
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import of_kinds
+from trainkit.events.tail import of_kinds
 from trainkit.hub import tokenizer
 from trainkit.hub.card import Made, card, shareable_recipe
 from trainkit.hub.config import check_loads

@@ -19,8 +19,9 @@ from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import EventLog, SilentLog, last_attempt, last_end, last_step
+from trainkit.events.log import EventLog, SilentLog
 from trainkit.events.schema import Event
+from trainkit.events.tail import last_attempt, last_end, last_step
 from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic, prepare_gpus
 from trainkit.printer import complain

@@ -20,7 +20,8 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import Cache
 from trainkit.data.show import as_shared, show
 from trainkit.errors import TrainkitError
-from trainkit.events.log import EventLog, as_logged
+from trainkit.events.log import EventLog
+from trainkit.events.tail import as_logged
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 from trainkit.rundir import checkpoint_files

@@ -15,7 +15,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import Cache
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
-from trainkit.events.log import number
+from trainkit.events.tail import number
 from trainkit.recipe import Recipe
 from trainkit.run.black_box import boxes
 from trainkit.run.replay import open_replay

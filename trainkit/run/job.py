@@ -18,7 +18,8 @@ from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
 from trainkit.evaluation.targets import text_report, unused_settings
-from trainkit.events.log import EventLog, number
+from trainkit.events.log import EventLog
+from trainkit.events.tail import number
 from trainkit.export.background import Exporting
 from trainkit.infer.sampler import build_sampler
 from trainkit.parallel import hosts, mesh

@@ -9,9 +9,11 @@ from trainkit.checkpoint import store
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.store import Info
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import NAME as LOG
-from trainkit.events.log import damage, newest_mark, of_kinds
+from trainkit.events.damage import damage
+from trainkit.events.mark import newest_mark
 from trainkit.events.rebuild import KnownStep, rebuild
+from trainkit.events.tail import NAME as LOG
+from trainkit.events.tail import of_kinds
 from trainkit.files import checksum_of
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import Difference, differences

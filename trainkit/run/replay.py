@@ -23,7 +23,8 @@ from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.events.attempts import kept_until
 from trainkit.events.commands import FINISH, IssuedCommand, issued_commands
-from trainkit.events.log import SilentLog, Tail, last_step, number
+from trainkit.events.log import SilentLog
+from trainkit.events.tail import Tail, last_step, number
 from trainkit.parallel import mesh
 from trainkit.parallel.devices import agree_on_memory
 from trainkit.parallel.xla import make_deterministic, prepare_gpus, use_compile_cache

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED
-from trainkit.events.log import last_attempt, last_step, of_kinds
+from trainkit.events.tail import last_attempt, last_step, of_kinds
 from trainkit.printer import complain
 from trainkit.rundir.directory import BLACK_BOXES, as_typed
 from trainkit.train.signals import ENDING, held

@@ -11,7 +11,7 @@ from trainkit.checkpoint import store
 from trainkit.checkpoint.manifest import Manifest, machine
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import last_attempt, last_end, of_kinds
+from trainkit.events.tail import last_attempt, last_end, of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.guard import Guard
 from trainkit.recipe.sections.schedule_spec import NEVER

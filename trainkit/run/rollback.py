@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainkit.checkpoint import store
-from trainkit.events.log import EventLog, of_kinds
+from trainkit.events.log import EventLog
+from trainkit.events.tail import of_kinds
 from trainkit.parallel import hosts
 from trainkit.train.verdicts import Rollback
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import FINISH, issued_commands
-from trainkit.events.log import of_kinds
+from trainkit.events.tail import of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.adapter import trained_shapes

@@ -22,8 +22,10 @@ from trainkit import files
 from trainkit.errors import TrainkitError
 from trainkit.events import index
 from trainkit.events.attempts import CurrentEvents
-from trainkit.events.log import COMPACTED, LONGEST_LINE, MARK, NAME, last_attempt, last_end, number, of_kinds, parse
+from trainkit.events.damage import COMPACTED
+from trainkit.events.mark import MARK
 from trainkit.events.schema import Event
+from trainkit.events.tail import LONGEST_LINE, NAME, last_attempt, last_end, number, of_kinds, parse
 from trainkit.rundir.directory import disk_errors, hold_lock, is_training
 
 #: About so many evenly spaced steps remain, and so many of the newest.

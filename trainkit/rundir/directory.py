@@ -16,7 +16,7 @@ from typing import Any
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.held import PASSING
-from trainkit.events.log import of_kinds
+from trainkit.events.tail import of_kinds
 from trainkit.printer import quote
 from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import dumps

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from trainkit.events.attempts import kept_until
 from trainkit.events.index import Stretch, stretches
-from trainkit.events.log import Tail, parse
 from trainkit.events.reducer import MOST, CurrentSteps, reduce
 from trainkit.events.schema import FOREIGN, SCHEMA, Event
 from trainkit.events.series import Series
+from trainkit.events.tail import Tail, parse
 from trainkit.events.view import Pace, State, View, alive, is_resuming, state
 
 #: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.

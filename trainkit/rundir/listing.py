@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME
+from trainkit.events.tail import NAME
 from trainkit.printer import quote
 from trainkit.rundir.directory import lock_paths, suppress_unsupported
 from trainkit.rundir.summary import ENDED, SummaryReader, is_run

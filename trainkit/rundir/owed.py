@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.events.attempts import resumed_step
-from trainkit.events.log import of_kinds
 from trainkit.events.schema import Event
+from trainkit.events.tail import of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.outputs import Sample
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.events.attempts import current_events
-from trainkit.events.log import number, of_kinds
+from trainkit.events.tail import number, of_kinds
 from trainkit.rundir.recipes import differing_keys
 
 #: The key in which the runs of a group differ, and the probability at which a difference is called more than noise.

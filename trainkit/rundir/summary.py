@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.errors import TrainkitError
-from trainkit.events.log import LONGEST_LINE, NAME, STEP, file_of, is_replaced
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
+from trainkit.events.tail import LONGEST_LINE, NAME, STEP, file_of, is_replaced
 from trainkit.events.view import State, View, alive, is_resuming, state
 from trainkit.rundir import recipes
 from trainkit.rundir.checkpoint_files import kept_steps

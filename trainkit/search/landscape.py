@@ -24,7 +24,7 @@ from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
-from trainkit.events.log import as_logged
+from trainkit.events.tail import as_logged
 from trainkit.models import leaf_names
 from trainkit.models.casting import cast
 from trainkit.models.master_weights import in_compute_dtype

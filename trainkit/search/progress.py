@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.events.attempts import kept_until
-from trainkit.events.log import Tail, number
 from trainkit.events.schema import Event
+from trainkit.events.tail import Tail, number
 from trainkit.rundir.seeds import LOSS
 
 #: Into how many parts the steps are divided where trials are compared by the training loss.

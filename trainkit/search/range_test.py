@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import number
 from trainkit.events.schema import Event
+from trainkit.events.tail import number
 from trainkit.hub.recipe import load
 from trainkit.parallel import hosts
 from trainkit.recipe import Recipe

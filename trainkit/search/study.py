@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TrainkitError
-from trainkit.events.log import last_end, of_kinds
+from trainkit.events.tail import last_end, of_kinds
 from trainkit.hub.recipe import load
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.sweep import Sweep

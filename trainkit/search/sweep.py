@@ -16,7 +16,7 @@ from typing import Protocol
 
 from trainkit.errors import DONE, FAILED, STOPPED_EARLY, TrainkitError
 from trainkit.events import commands
-from trainkit.events.log import last_attempt, last_end
+from trainkit.events.tail import last_attempt, last_end
 from trainkit.parallel import hosts
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.attempt import spawn

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import as_logged, number
+from trainkit.events.tail import as_logged, number
 from trainkit.hub.recipe import load
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.positions import dotted_key

@@ -35,9 +35,9 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from trainkit import files
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import number
 from trainkit.events.plain_log import text
 from trainkit.events.schema import Event
+from trainkit.events.tail import number
 from trainkit.recipe.optimizers.parameters import is_stacked
 from trainkit.recipe.sections.outputs import Track
 from trainkit.rundir import checkpoint_files

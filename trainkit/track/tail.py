@@ -14,10 +14,10 @@ from typing import Any
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.attempts import MESSAGES, CurrentEvents, process_alive, resumed_step
-from trainkit.events.log import Tail
 from trainkit.events.reducer import record
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
+from trainkit.events.tail import Tail
 from trainkit.printer import quote
 from trainkit.recipe.sections.outputs import Track
 from trainkit.rundir.directory import read_sweep

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.events.attempts import current_events
-from trainkit.events.log import number, of_kinds
+from trainkit.events.tail import number, of_kinds
 from trainkit.recipe import Recipe
 from trainkit.rundir.checkpoint_files import BestMark
 from trainkit.rundir.owed import falls_on

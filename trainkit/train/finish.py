@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from trainkit.events.log import of_kinds
+from trainkit.events.tail import of_kinds
 from trainkit.recipe import Recipe
 from trainkit.rundir.owed import falls_on
 

@@ -18,7 +18,8 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, PyTree
 
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import EventLog, as_logged
+from trainkit.events.log import EventLog
+from trainkit.events.tail import as_logged
 from trainkit.models import leaf_names
 from trainkit.parallel.hardware import peak_of
 from trainkit.parallel.mesh import replicated_sharding

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import jax
 
-from trainkit.events.log import EventLog, of_kinds
+from trainkit.events.log import EventLog
+from trainkit.events.tail import of_kinds
 from trainkit.parallel import devices
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
