@@ -10,6 +10,7 @@ from pathlib import Path
 
 import failing_host
 import pytest
+from failing_host import BROKEN
 from held import HELD_AT, held_command
 from ports import free_port
 from trainer import BARE, LIMIT, RECIPE, ending, environment, losses, trainkit, workplace
@@ -114,3 +115,65 @@ def test_an_error_of_one_process_ends_all_with_a_checkpoint_of_the_last_step_and
         assert code == 1 and "process 0 on " in errors and "this log cannot be written" in errors, ended
     # step 10 usually computes while step 9 is logged; it does not if it has to wait for its batch
     assert steps_on_disk() in ([2, 7, 9], [2, 7, 10])
+
+
+#: With `BROKEN` steps done and a checkpoint before the one that breaks.
+BREAKING = BARE.replace("layers = 2", "layers = 1").replace("steps = 24", "steps = 8")
+BREAKING = BREAKING.replace("keep_every = 6", "keep_every = [2, 4]") + "[parallel]\nfsdp = 2\n"
+
+
+def broken(directory: Path, failures: str, guard: str = "") -> tuple[Path, list[tuple[int, str, str]]]:
+    """Return the run of two processes in which something breaks, and how each of them ended."""
+    place = workplace(directory, f"{BREAKING}{guard}")
+    return place / "runs" / "tiny", ends(start(place, "run", "tiny.toml", "--plain", failures=failures))
+
+
+@pytest.mark.parametrize(("guard", "code"), [("skip", 0), ("rollback", 0), ("stop", 1)])
+def test_a_step_that_breaks_on_one_host_is_judged_alike_by_all(tmp_path: Path, guard: str, code: int) -> None:
+    run, ended = broken(tmp_path, "poison", f'[guard]\nnon_finite = "{guard}"\nleave_out = 2\n')
+    assert [each[0] for each in ended] == [code, code], ended
+    boxes = [path.parent.name for path in run.glob("blackbox/*/box.json")]
+    assert boxes == [str(BROKEN)], "one process writes it"
+    events = read(run)
+    assert len([e for e in events if e["type"] == "alert" and e["kind"] == "guard"]) == (guard == "skip")
+    left_out = [e["left_out"] for e in events if e["type"] == "rolled_back"]
+    assert left_out == ([[BROKEN - 1, BROKEN]] if guard == "rollback" else [])
+    assert not any(store.verify(info.directory) for info in store.checkpoints(run))
+    if code:
+        assert ending(run)[0] == "failed" and all(f"step {BROKEN}: train/loss is nan" in err for *_, err in ended)
+        return
+    assert ending(run)[:2] == ("finished", 8) and sorted(losses(run)) == list(range(1, 9))
+    newest = store.newest(run)
+    assert newest is not None and newest.step == 8
+    # from the checkpoint before the steps that are left out, which both then had
+    assert list(newest.manifest.left_out) == [step for steps in left_out for step in steps]
+
+
+def test_one_stalled_process_ends_both_with_the_stacks_of_each(tmp_path: Path) -> None:
+    run, ended = broken(tmp_path, "stall", '[guard]\nstalled_minutes = 0.25\nstalled = "stop"\n')
+    assert [code for code, *_ in ended] == [1, 1], ended
+    assert all("no step was completed for" in errors for *_, errors in ended), ended
+    stacks = {path.name: path.read_text() for path in (run / "blackbox").glob("stacks-*.txt")}
+    assert set(stacks) == {"stacks-1.txt", "stacks-1-process-1.txt"}
+    assert "before_step" in stacks["stacks-1-process-1.txt"] and "before_step" not in stacks["stacks-1.txt"]
+    assert ending(run)[0] == "failed"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_with_an_error_that_names_it(tmp_path: Path, number: int) -> None:
+    run, ended = broken(tmp_path, f"kill_{number}")
+    assert ended[number][0] == -signal.SIGKILL
+    code, _, errors = ended[1 - number]
+    assert code == 1 and f"process {number} on " in errors and "has ended" in errors, ended
+    resumed = ends(start(run.parents[1], "resume", "tiny", "--plain"))
+    assert [code for code, *_ in resumed] == [0, 0], resumed
+
+
+def test_a_process_without_memory_says_so_and_the_other_names_it(tmp_path: Path) -> None:
+    run, (first, second) = broken(tmp_path, "memory")
+    assert first[0] == second[0] == 1
+    assert "process 1 on " in first[2] and "has ended" in first[2], first
+    assert "process 1 on " in second[2] and "has no memory left" in second[2] and "micro_batch_size" in second[2], (
+        second
+    )
+    assert ending(run)[0] == "failed"

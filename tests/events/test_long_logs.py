@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trainkit.events import tail as reading
 from trainkit.events.damage import damage
 from trainkit.events.tail import NAME, Tail, last_step, of_kinds
 from trainkit.rundir import summary
@@ -57,7 +58,7 @@ def test_a_reader_of_a_log_of_any_length_keeps_little_of_it(tmp_path: Path, read
 def test_a_hole_in_a_log_takes_no_memory_and_hides_no_line_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (tail, summary):
+    for module in (reading, summary):
         monkeypatch.setattr(module, "LONGEST_LINE", 1 << 16)
     with (tmp_path / NAME).open("wb") as file:
         file.write(step_line(1))

@@ -67,7 +67,7 @@ def run(
     from trainkit.run.start import Start
     from trainkit.rundir.directory import create, discard, recipe_of, run_of_requeued_job
     from trainkit.track.projections import NAMES
-    from trainkit.train.signals import held
+    from trainkit.train.signals import hold_signals
 
     hosts.join()
     if smoke and hosts.count() > 1:
@@ -97,7 +97,7 @@ def run(
         if not smoke and (requeued := hosts.from_first(lambda: run_of_requeued_job(loaded))) is not None:
             return _continue(requeued, start, plain=plain, json=json, detach=detach, restarts=restarts)
         if hosts.is_first():
-            stack.enter_context(held())
+            stack.enter_context(hold_signals())
         run_directory = hosts.from_first(lambda: create(loaded))
         if not hosts.is_first():
             loaded = recipe_of(run_directory)

@@ -177,6 +177,11 @@ def count() -> int:
     return _group.count if _group else 1
 
 
+def number() -> int:
+    """Return the number of this process; 0 is the first."""
+    return _group.number if _group else 0
+
+
 def is_first() -> bool:
     """Return whether this process writes the log and decides."""
     return _group is None or _group.number == 0

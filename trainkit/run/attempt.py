@@ -30,7 +30,7 @@ from trainkit.run.recorded_inputs import mend_log
 from trainkit.run.rollback import set_bad_aside
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import RunMoved, disk_errors, hold_lock, recipe_of, restore_recipe
-from trainkit.train.signals import Signals, StopBeforeTraining, held, leave, repeat_ignored
+from trainkit.train.signals import Signals, StopBeforeTraining, hold_signals, leave, repeat_ignored
 
 #: The output of the trainer, in the run's directory.
 LOG = "trainer.log"
@@ -48,7 +48,7 @@ def spawn(
     if restarts:
         supervisor = [sys.executable, "-m", "trainkit.run.restarts", str(directory), str(restarts)]
         command = [*supervisor, *command, "then", *_command(directory, Start())]
-    with (directory / LOG).open("ab") as output, held():
+    with (directory / LOG).open("ab") as output, hold_signals():
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -83,7 +83,7 @@ def attempt(
     signal = Signals()
     try:
         try:
-            signal.release_held()
+            signal.release_signals()
             with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
                 loaded = loaded or recipe_of(directory)
                 damaged = mend_log(directory) if hosts.is_first() else None

@@ -20,7 +20,7 @@ from trainkit.errors import FAILED
 from trainkit.events.tail import last_attempt, last_step, of_kinds
 from trainkit.printer import complain
 from trainkit.rundir.directory import BLACK_BOXES, as_typed
-from trainkit.train.signals import ENDING, held
+from trainkit.train.signals import ENDING, hold_signals
 
 #: Seconds before the first restart; each one after it waits twice as long while no checkpoint is added, up to the most.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -87,7 +87,7 @@ class _Child:
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._pass_on)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # what `held` has held back comes now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # what `hold_signals` has held back comes now
 
     @property
     def is_told_to_end(self) -> bool:
@@ -96,7 +96,7 @@ class _Child:
 
     def run(self, command: Sequence[str]) -> int:
         """Run a trainer to its end; return its exit code, or minus the signal that ended it."""
-        with held():  # also in the child, until it handles signals
+        with hold_signals():  # also in the child, until it handles signals
             self._process = subprocess.Popen(command, process_group=0)
         if self.is_told_to_end:  # in the moment before
             self._process.send_signal(self._number)

@@ -47,8 +47,8 @@ class Signals:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._receive)
 
-    def release_held(self) -> None:
-        """Let the signals come that `held` has held back. Raises StopBeforeTraining if there is one."""
+    def release_signals(self) -> None:
+        """Let the signals come that `hold_signals` has held back. Raises StopBeforeTraining if there is one."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def training_begins(self) -> None:
@@ -117,7 +117,7 @@ class Interrupts:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def hold_signals() -> Iterator[None]:
     """Hold back the signals that ask a run to end, until the block ends or `Signals` releases them.
 
     So no signal comes between the creation of a run and its attempt. A process that is started in the block inherits

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainkit import files
 from trainkit.errors import FAILED
 from trainkit.events.log import EventLog
+from trainkit.parallel import hosts
 from trainkit.printer import complain
 
 #: An attempt reports at most so many stalls.
@@ -82,7 +83,9 @@ def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool =
         limit.start()
     try:
         directory.mkdir(exist_ok=True)
-        path = directory / f"stacks-{len(list(directory.glob('stacks-*.txt'))) + 1}.txt"
+        process = "" if hosts.is_first() else f"-process-{hosts.number()}"
+        own = [each for each in directory.glob(f"stacks-*{process}.txt") if process or "-process" not in each.stem]
+        path = directory / f"stacks-{len(own) + 1}{process}.txt"
         with files.replace_file(path) as file:
             faulthandler.dump_traceback(file, all_threads=True)
         where = f"the stacks of all threads are in {directory.name}/{path.name}"
