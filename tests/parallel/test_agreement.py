@@ -81,6 +81,8 @@ class Shared(dict[str, bytes]):
     """The coordination service of processes that all answer."""
 
     def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        if key in self:
+            raise RuntimeError("ALREADY_EXISTS")
         self[key] = value
 
     def key_value_delete(self, prefix: str) -> None:
@@ -106,3 +108,14 @@ def test_processes_that_meet_for_different_reasons_take_neither_for_the_other() 
         for each in other:
             with pytest.raises(hosts.ProcessFailed, match=r"different places: 0 \(batch\), 1 \(rescue\)"):
                 each.result()
+
+
+def test_a_name_can_be_used_again_as_by_a_run_that_goes_back() -> None:
+    service = Shared()
+    groups = [hosts.ProcessGroup(service, number, 2) for number in range(2)]
+    for problem in ("this disk is full", None):
+        with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+            each = iter(groups)
+            patch.setattr(hosts, "group", lambda each=each: next(each))
+            said = [pool.submit(agreement.first_problem, "save/1/written", problem) for _ in groups]
+            assert {one.result() for one in said} == {problem and f"process 0: {problem}"}

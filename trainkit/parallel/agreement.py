@@ -92,13 +92,14 @@ def share(error: BaseException) -> BaseException:
 def first_problem(name: str, problem: str | None) -> str | None:
     """Wait until all processes call this, and return the first problem that one of them reports; None if none does.
 
-    Any thread may call this. Each name may be used once.
+    Any thread may call this. All processes must use each name equally often; a run that goes back uses names again.
     """
     group = hosts.group()
     if group is None:
         return problem
-    group.send(f"trainkit/{name}/{group.number}", pickle.dumps(problem))
-    problems = [pickle.loads(group.receive(f"trainkit/{name}/{number}")) for number in range(group.count)]
+    use = group.uses[name] = group.uses.get(name, 0) + 1
+    group.send(f"trainkit/{name}/{use}/{group.number}", pickle.dumps(problem))
+    problems = [pickle.loads(group.receive(f"trainkit/{name}/{use}/{number}")) for number in range(group.count)]
     return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
 
 

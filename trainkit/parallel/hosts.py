@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
@@ -65,6 +65,8 @@ class ProcessGroup:
     ends_together: bool = False
     departed: bool = False
     presence: Presence | None = None
+    uses: dict[str, int] = field(default_factory=dict)
+    """How often each name of `agreement.first_problem` was used."""
 
     def stop_watching(self) -> None:
         """Let the main thread end this process, which knows that another one has failed, or that the run is over."""
