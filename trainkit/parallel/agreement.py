@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.parallel import hosts
-from trainkit.parallel.hosts import FirstFailed, ProcessEnded, ProcessFailed, ProcessGroup
+from trainkit.parallel.hosts import FirstFailed, ProcessEnded, ProcessFailed, ProcessGroup, ended
 
 T = TypeVar("T")
 #: Seconds that a process waits after an error for the others, which may be waiting for it within a computation.
@@ -101,6 +101,16 @@ def first_problem(name: str, problem: str | None) -> str | None:
     group.send(f"trainkit/{name}/{use}/{group.number}", pickle.dumps(problem))
     problems = [pickle.loads(group.receive(f"trainkit/{name}/{use}/{number}")) for number in range(group.count)]
     return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
+
+
+def ended_process(seconds: float) -> ProcessEnded | None:
+    """Return an error that names the process that has ended, once it is known, or None after these `seconds`."""
+    group, until = hosts.group(), time.monotonic() + seconds
+    while group is not None and time.monotonic() < until:
+        if which := group.which_left():
+            return ended(which)
+        time.sleep(0.05)
+    return None
 
 
 def _meet(

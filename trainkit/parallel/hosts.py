@@ -93,7 +93,7 @@ class ProcessGroup:
         try:
             self.client.key_value_set_bytes(key, value)
         except RuntimeError as error:
-            raise _ended(self._lost() or _ANOTHER) from error
+            raise ended(self._lost() or _ANOTHER) from error
 
     def receive(self, key: str, *, until: float | None = None) -> bytes:
         """Return a value that another process sets. Raises ProcessEnded if one has ended, and at the moment `until`."""
@@ -101,18 +101,18 @@ class ProcessGroup:
             try:
                 return bytes(self.client.blocking_key_value_get_bytes(key, _PATIENCE))
             except RuntimeError as error:
-                which = self._which_left() if "DEADLINE_EXCEEDED" in str(error) else self._lost() or _ANOTHER
+                which = self.which_left() if "DEADLINE_EXCEEDED" in str(error) else self._lost() or _ANOTHER
                 if not which and until is not None and time.monotonic() > until:
                     which = _ANOTHER
                 if which:
                     if "DEADLINE_EXCEEDED" in str(error):  # else jax aborts this process sooner than it can end
                         self.stop_watching()
-                    raise _ended(which) from error
+                    raise ended(which) from error
 
     def _lost(self) -> str:
         return self.presence.lost if self.presence else ""
 
-    def _which_left(self) -> str:
+    def which_left(self) -> str:
         """Return the process that has ended; nothing if there is none."""
         if lost := self._lost():
             return lost
@@ -123,7 +123,8 @@ class ProcessGroup:
         return next((f"process {number} on {host}" for number, host in sorted(gone)), "")
 
 
-def _ended(which: str) -> ProcessEnded:
+def ended(which: str) -> ProcessEnded:
+    """Return the error that a process, such as "process 1 on host", has ended."""
     return ProcessEnded(
         f"{which} has ended",
         where=ADDRESS,
@@ -243,7 +244,7 @@ def send_to_first(message: str) -> None:
     try:
         _group.client.key_value_set(f"trainkit/messages/{_group.number}", message, allow_overwrite=True)
     except RuntimeError as error:
-        raise _ended(_ANOTHER) from error
+        raise ended(_ANOTHER) from error
 
 
 def messages_from_others() -> list[str]:
@@ -258,16 +259,6 @@ def when_stuck(report: Callable[[str], None]) -> None:
         _group.presence.on_stuck = report
 
 
-def ended_process(seconds: float) -> ProcessEnded | None:
-    """Return an error that names the process that has ended, once it is known, or None after these `seconds`."""
-    until = time.monotonic() + seconds
-    while _group is not None and time.monotonic() < until:
-        if which := _group._which_left():
-            return _ended(which)
-        time.sleep(0.05)
-    return None
-
-
 def end_together() -> None:
     """Note that all processes end without an error, so that each may wait for the others at its end."""
     if _group is not None:
@@ -275,13 +266,16 @@ def end_together() -> None:
         _group.stop_watching()
 
 
-def leave(code: int) -> None:
-    """End this process at once after an error: jax would otherwise wait for the other processes, which still train."""
+def leave(code: int, *, seconds: float = 2 * _PATIENCE / 1000) -> None:
+    """End this process after an error, once the others leave too, or at the latest after these `seconds`.
+
+    jax would otherwise wait for the other processes, which still train. Does nothing if there are none.
+    """
     if _group is not None and not _group.ends_together:
         _group.stop_watching()
         with contextlib.suppress(RuntimeError):  # time for the others to hear of it, and of the first one's decisions
             _group.client.key_value_set(f"{_LEFT}{_group.number}", socket.gethostname(), allow_overwrite=True)
-            _group.client.wait_at_barrier("trainkit/leaving", 2 * _PATIENCE)
+            _group.client.wait_at_barrier("trainkit/leaving", round(1000 * seconds))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

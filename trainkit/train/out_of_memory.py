@@ -11,7 +11,7 @@ from jax.errors import JaxRuntimeError
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.parallel import hosts
+from trainkit.parallel import agreement
 from trainkit.plan import Plan
 from trainkit.plan.proposal import no_memory
 from trainkit.recipe import Recipe
@@ -41,7 +41,7 @@ def as_one_of_several(error: JaxRuntimeError) -> Exception:
             ' train.remat="blocks"',
             exit_code=FAILED,
         )
-    return hosts.ended_process(_PATIENCE) or error
+    return agreement.ended_process(_PATIENCE) or error
 
 
 def is_alive(state: State) -> bool:

@@ -78,6 +78,7 @@ def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool =
     If it `stops`, the process then ends, and after `GRACE` seconds even if the log cannot be written.
     """
     if stops:
+        hosts.depart()
         limit = threading.Timer(GRACE, os._exit, (FAILED,))
         limit.daemon = True
         limit.start()
@@ -97,4 +98,5 @@ def report_stall(directory: Path, log: EventLog, waited: float, *, stops: bool =
         ended = "no step was completed for guard.stalled_minutes; resume continues from the newest checkpoint"
         log.write("run_finished", step=log.step, status="failed", exit_code=FAILED, message=ended)
         complain(f"error: {message}; the run was stopped")
+        hosts.leave(FAILED, seconds=GRACE / 2)  # the others write their stacks meanwhile
         os._exit(FAILED)  # the main thread hangs, so nothing can be unwound
