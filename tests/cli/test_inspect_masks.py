@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainer import RECIPE, WORDS, workplace
 
-from trainkit.cli.cache_data import masks_legend, row_lines
+from trainkit.cli.batch_rows import masks_legend, row_lines
 from trainkit.cli.inspect import inspect
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches

@@ -17,6 +17,7 @@ from trainkit.cli.plan_table import lines
 from trainkit.cli.schedule_plot import draw_schedules
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.data.cache.token_cache import Cache
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
@@ -47,7 +48,7 @@ def test_stages_count_as_a_sum_over_the_steps_does(parts: list[tuple[int, int]],
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, caches.Cache]:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Cache]:
     directory = tmp_path_factory.mktemp("mixed")
     sources = []
     for number, name in enumerate("ab"):
@@ -62,7 +63,7 @@ def tokens(data: TrainSet, steps: int) -> np.ndarray:
     return np.concatenate([data.batch(step)["tokens"] for step in range(steps)])
 
 
-def test_batches_of_any_size_have_the_same_examples_in_the_same_order(mixed: tuple[Recipe, caches.Cache]) -> None:
+def test_batches_of_any_size_have_the_same_examples_in_the_same_order(mixed: tuple[Recipe, Cache]) -> None:
     recipe, cache = mixed
     plain, grown = TrainSet(cache, recipe), TrainSet(cache, scheduled(recipe, batch_size=SIZES))
     assert [len(grown.batch(step)["tokens"]) for step in range(7)] == [2, 2, 2, 4, 4, 8, 8]
@@ -72,7 +73,7 @@ def test_batches_of_any_size_have_the_same_examples_in_the_same_order(mixed: tup
     assert sum(grown.epochs(5).values()) == pytest.approx(14 / 8 * sum(plain.epochs(1).values()), rel=0.2)
 
 
-def test_batches_of_tokens_change_at_the_first_step_after_so_many_tokens(mixed: tuple[Recipe, caches.Cache]) -> None:
+def test_batches_of_tokens_change_at_the_first_step_after_so_many_tokens(mixed: tuple[Recipe, Cache]) -> None:
     recipe, cache = mixed
     length = recipe.data.positions
     tokens = [[0, 2 * length], [5 * length, 4 * length], [13 * length + 1, 8 * length]]
@@ -137,7 +138,7 @@ def test_short_sequences_are_parts_of_the_same_rows(tmp_path: Path, separate: bo
             np.testing.assert_array_equal(np.diff(ours) != 0, np.diff(theirs) != 0)
 
 
-def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Recipe, caches.Cache]) -> None:
+def test_a_mixture_follows_its_lines_and_is_as_ever_without_them(mixed: tuple[Recipe, Cache]) -> None:
     recipe, cache = mixed
     changing = scheduled(recipe, mixture={"a": [[100, 1.0], [300, 0.0]]})
     plain, data = TrainSet(cache, recipe), TrainSet(cache, changing)
@@ -273,7 +274,7 @@ def test_batches_with_no_common_divisor_are_planned_one_by_one_or_refused(tmp_pa
     assert refused.value.where == "schedules.batch_size"
 
 
-def test_a_run_keeps_its_batches(mixed: tuple[Recipe, caches.Cache]) -> None:
+def test_a_run_keeps_its_batches(mixed: tuple[Recipe, Cache]) -> None:
     recipe, _ = mixed
     for table in (
         {"batch_size": SIZES},

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.sources import units
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
@@ -40,7 +41,7 @@ def _stored(directory: Path) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _evaluation(cache: caches.Cache, recipe: Recipe, **options: int) -> EvalSet:
+def _evaluation(cache: Cache, recipe: Recipe, **options: int) -> EvalSet:
     return EvalSet(cache.train, recipe.data.train[0], recipe.data, cache.directory, **options)
 
 

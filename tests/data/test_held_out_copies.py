@@ -18,6 +18,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import encode, verify
+from trainkit.data.cache.token_cache import Cache
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 
@@ -25,7 +26,7 @@ few = settings(max_examples=15, deadline=None)
 always_small_units = room.always_small_units
 
 
-def documents(cache: caches.Cache, name: str) -> list[str]:
+def documents(cache: Cache, name: str) -> list[str]:
     stream = cache.train if name == "train" else cache.validation[name]
     return room.text_of(cache, stream).split(room.END)[:-1]
 
@@ -100,7 +101,7 @@ def forget_sizes(directory: Path) -> None:
 
 
 def test_a_cache_of_an_earlier_version_is_used_and_its_bytes_are_said_to_be_an_estimate(tmp_path):
-    def said(cache: caches.Cache) -> str:
+    def said(cache: Cache) -> str:
         (message,) = [f.message for f in checks.find_problems(cache, recipe) if "held-out" in f.message]
         return message
 

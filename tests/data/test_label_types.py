@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from trainkit.cli.cache_data import row_lines
+from trainkit.cli.batch_rows import row_lines
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.examples import examples_of, padded_batch
 from trainkit.data.batches.layout import longest_layout

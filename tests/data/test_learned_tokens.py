@@ -16,6 +16,7 @@ from reference import Reference
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.shards import LEARNED
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.chat_template import resolve_template
 from trainkit.data.show import show
 from trainkit.data.tokenizer import vocabulary
@@ -87,7 +88,7 @@ def trained_on(
     return list(_documents(caches.build(recipe)))
 
 
-def _documents(cache: caches.Cache) -> Iterator[tuple[list[int], list[int]]]:
+def _documents(cache: Cache) -> Iterator[tuple[list[int], list[int]]]:
     for number, section in enumerate(cache.train.sections):
         arrays = cache.train.arrays(number)
         begins = [0, *arrays.ends[:-1].tolist()]

@@ -24,6 +24,7 @@ from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.encode import threads
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.jobs import Stopped
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
@@ -92,7 +93,7 @@ def test_batches_of_a_growing_cache_are_those_of_the_finished_one(
         assert room.stored(directory / "one") == room.stored(directory / "other")
 
 
-def outcomes(make: Callable[[Recipe], caches.Cache], recipe: Recipe, steps: list[int]) -> list[str]:
+def outcomes(make: Callable[[Recipe], Cache], recipe: Recipe, steps: list[int]) -> list[str]:
     """The batch of each step, and those of the evaluation sets."""
     found: list[str] = []
     try:

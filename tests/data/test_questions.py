@@ -15,6 +15,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.checks import find_problems
 from trainkit.data.documents.question import FIRST_ANSWER, TARGET
 from trainkit.data.recorded import check_same_data
@@ -43,7 +44,7 @@ def recipe_of(directory: Path, rows: list[dict[str, Any]], *, name: str = "wordp
     return room.recipe(directory, source, tokenizer={"path": str(path)}, batch_size=1, **data)
 
 
-def windows_of(recipe: Recipe) -> tuple[caches.Cache, list[dict[str, np.ndarray]]]:
+def windows_of(recipe: Recipe) -> tuple[Cache, list[dict[str, np.ndarray]]]:
     """The windows of a recipe's documents, in their order, without padding."""
     cache = caches.build(recipe)
     data = EvalSet(cache.train, recipe.data.train[0], recipe.data, cache.directory, batch_size=1, shifted=False)
@@ -56,7 +57,7 @@ def windows_of(recipe: Recipe) -> tuple[caches.Cache, list[dict[str, np.ndarray]
     return cache, found
 
 
-def text_of(cache: caches.Cache, window: dict[str, np.ndarray], bit: int) -> str:
+def text_of(cache: Cache, window: dict[str, np.ndarray], bit: int) -> str:
     """The text of the tokens whose label has a bit."""
     which = (window["labels"] > 0) & (window["labels"] & bit > 0)
     return cache.text_tokenizer.decode(window["tokens"][which].tolist())

@@ -18,6 +18,7 @@ from trainkit.data.batches.examples import examples_of
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.arrays import open_arrays
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.sources import units
 
 
@@ -45,7 +46,7 @@ def test_examples_that_come_while_others_are_framed_are_not_waited_for_again(tmp
     assert counts, "it waits, or has failed"
 
 
-def _streams(directory: Path) -> Iterator[tuple[caches.Cache, Stream]]:
+def _streams(directory: Path) -> Iterator[tuple[Cache, Stream]]:
     rows = [{"q": f"{i}", "a": room.text(i, i % 9)} for i in range(24)]
     for number in range(6):
         room.write_rows(directory / f"{number}.jsonl", rows[number::6])
@@ -63,7 +64,7 @@ def test_windows_marks_borders_and_places_are_those_of_the_whole_row(tmp_path, m
         check()
 
 
-def _check_windows(cache: caches.Cache, stream: Stream) -> Callable[[], None]:
+def _check_windows(cache: Cache, stream: Stream) -> Callable[[], None]:
     arrays = [open_arrays(cache.directory, section.shard) for section in stream.sections]
     cut = list(zip(stream.sections, arrays, strict=True))
     assert len(cut) == 6

@@ -20,6 +20,7 @@ from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import encode
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.checks import find_problems
 from trainkit.data.documents.pieces import RowContext
 from trainkit.data.documents.tagged import make
@@ -92,12 +93,12 @@ class Unshifted:
     shifted, reference = False, {}
 
 
-def batch_of(recipe: Recipe) -> tuple[caches.Cache, TrainSet]:
+def batch_of(recipe: Recipe) -> tuple[Cache, TrainSet]:
     cache = caches.build(recipe)
     return cache, TrainSet(cache, recipe.model_copy(update={"task": Unshifted()}))
 
 
-def expected(recipe: Recipe, cache: caches.Cache, row: dict[str, Any]) -> tuple[list[int], list[int]]:
+def expected(recipe: Recipe, cache: Cache, row: dict[str, Any]) -> tuple[list[int], list[int]]:
     """A document's ids and labels with what stands around it."""
     pairs = [(word.strip(), label) for word, label in zip(row["words"], row["labels"], strict=True) if word.strip()]
     numbers = [CLASSES.index(label) if isinstance(label, str) else label for _, label in pairs]

@@ -13,7 +13,7 @@ from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
 from trainkit.cli.verify import verify
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluate_run import evaluate_run
 from trainkit.events.tail import read

@@ -275,5 +275,5 @@ def test_a_range_of_too_many_steps_has_no_details(tmp_path: Path, monkeypatch: p
     while source.advance(seconds=60):
         pass
     assert len(source.detail(-math.inf, math.inf)["a"]) == 100
-    monkeypatch.setattr("trainkit.events.reducer.MOST", 40)
+    monkeypatch.setattr("trainkit.events.current_steps.MOST", 40)
     assert source.detail(0, 90) == {} and len(source.detail(50, 90)["a"]) == 41

@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainkit.data.cache import encode
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.pieces import Refused
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources import digests, units

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainkit.cli.arguments import Mode, Overrides, RecipePath
+from trainkit.cli.batch_rows import row_lines
 from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.printer import complain
-from trainkit.redaction import redact
-from trainkit.text import Neutral, format_bytes, format_count, format_duration, one_line, plural
+from trainkit.text import format_bytes, format_count, format_duration, plural
 
 if TYPE_CHECKING:
-    from trainkit.data.cache.build import Cache
     from trainkit.data.cache.encode import Engine
+    from trainkit.data.cache.token_cache import Cache
     from trainkit.data.jobs import CachingProgress
-    from trainkit.data.show import ShownRow
     from trainkit.recipe import Recipe
 
 _ONLY_REMOVES = "--prune only removes what no run needs"
@@ -42,9 +41,6 @@ NEEDS = [("--address", "--engine"), ("--yes", "--prune")]
 
 #: Seconds between two lines of progress where there is no terminal.
 EVERY_SECONDS = 5.0
-_DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
-#: Of hidden tokens that a random one replaces, and of those that stay.
-_RANDOM, _KEPT = "\x1b[33m", "\x1b[36m"
 
 
 class EngineName(StrEnum):
@@ -209,59 +205,6 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
         table.append(f"skipped documents are listed in {cache.list_rejected()}")
     vocabulary = f"vocabulary {cache.vocab_size:,}, " if cache.tokenizer else ""
     return [*table, f"{vocabulary}{format_duration(seconds)}, in {cache.directory}"]
-
-
-def masks_legend(*, colour: bool) -> Iterator[str]:
-    """Yield what the brackets behind hidden tokens mean."""
-    yield "the step learns only the tokens with brackets, and hides them:"
-    meanings = {"[masked]": "the mask token replaces it", "[random TOKEN]": "another replaces it", "[kept]": "it stays"}
-    yield Neutral(
-        "  "
-        + " · ".join(
-            f"{_paint(bracket, _colour_of(bracket)) if colour else bracket} {meaning}"
-            for bracket, meaning in meanings.items()
-        )
-    )
-
-
-def row_lines(row: ShownRow, *, colour: bool, masks: bool = False) -> Iterator[Neutral]:
-    """Yield a row as neutral lines of text, without secrets in its places.
-
-    What is not learned is dim, or between ⟪ and ⟫ without colours.
-
-    With `masks`, learned tokens have the colours of `masks_legend`.
-    """
-    several = isinstance(row.label, list)
-    shown = (", ".join(map(str, row.label)) or "none of the classes") if several else row.label
-    label = f", label{'s' * several} {shown}" if row.label is not None else ""
-    yield _line(f"row {row.row}: example {row.example} of {row.source}{label}")
-    for piece in row.pieces:
-        part = f"{piece.part}: " if piece.part else ""
-        yield _line(f"  {part}{piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else ""))
-        text = "".join(_mark_text(text, learned, colour, masks) for text, learned in piece.runs)
-        yield from (Neutral(f"    | {line}") for line in text.splitlines())
-
-
-def _line(text: str) -> Neutral:
-    return Neutral(one_line(redact(text)))
-
-
-def _mark_text(text: str, learned: bool, colour: bool, masks: bool) -> str:
-    # a text from a file must not move the cursor
-    inert = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-    if not colour:
-        return inert if learned else f"⟪{inert}⟫"
-    return _paint(inert, _DIM if not learned else _colour_of(inert) if masks else _LEARNED)
-
-
-def _colour_of(token: str) -> str:
-    """Return the colour of a hidden token, by what stands in brackets behind it."""
-    fate = token.rpartition("[")[2]
-    return _RANDOM if fate.startswith("random") else _KEPT if fate.startswith("kept") else _LEARNED
-
-
-def _paint(text: str, mark: str) -> str:
-    return "\n".join(f"{mark}{line}{_PLAIN}" for line in text.split("\n"))
 
 
 @contextmanager

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainkit.cli.arguments import Mode, Overrides
-from trainkit.cli.cache_data import masks_legend, row_lines, show_progress
+from trainkit.cli.batch_rows import masks_legend, row_lines
+from trainkit.cli.cache_data import show_progress
 from trainkit.errors import TrainkitError
 from trainkit.printer import printable_json, quote
 from trainkit.text import neutralise
 
 if TYPE_CHECKING:
     from trainkit.data.batches.layout import Batch
-    from trainkit.data.cache.build import Cache
+    from trainkit.data.cache.token_cache import Cache
     from trainkit.data.jobs import Tell
     from trainkit.data.show import Hide, ShownRow
     from trainkit.recipe import Recipe

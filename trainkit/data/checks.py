@@ -15,9 +15,9 @@ from trainkit.data.batches.dataset import counts_of
 from trainkit.data.batches.evaluation_set import validation_sources
 from trainkit.data.batches.examples import examples_of
 from trainkit.data.batches.pairs import Pairs
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.labels import labels_of
 from trainkit.data.label_checks import absent_classes, one_class, outside_classes
 from trainkit.data.problems import DataProblem

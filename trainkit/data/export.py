@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.labels import Labels, labels_of
 from trainkit.data.show import place_of
 from trainkit.errors import TrainkitError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainkit.data.cache.arrays import FileArrays
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.section import Section
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.labels import Labels, labels_of
 from trainkit.data.problems import DataProblem, list_names
 from trainkit.data.show import place_of

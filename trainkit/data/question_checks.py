@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainkit.data.batches.evaluation_set import validation_sources
 from trainkit.data.batches.examples import examples_of
 from trainkit.data.batches.questions import QuestionWindows
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.problems import DataProblem
 from trainkit.data.show import place_of
 from trainkit.recipe import Recipe

@@ -18,9 +18,10 @@ from trainkit import files
 from trainkit.data import storage
 from trainkit.data.batches.order import MIXTURE_BLOCK
 from trainkit.data.cache import ledger, shards
-from trainkit.data.cache.build import Cache, begin, build, may_start_early
+from trainkit.data.cache.build import begin, build, may_start_early
 from trainkit.data.cache.sets import set_of_ledgers
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.pieces import PIECE
 from trainkit.data.jobs import Tell
 from trainkit.data.sources.digests import of_value

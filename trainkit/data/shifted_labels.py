@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.labels import labels_of
 from trainkit.data.problems import DataProblem
 from trainkit.data.show import place_of

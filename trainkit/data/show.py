@@ -12,8 +12,8 @@ import numpy as np
 
 from trainkit.data.batches.dataset import BatchRow, TrainSet
 from trainkit.data.batches.layout import Batch
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.section import SourceSpan
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.documents.labels import labels_of
 from trainkit.recipe.sections.source import document_of
 from trainkit.redaction import redact

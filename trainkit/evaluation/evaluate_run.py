@@ -15,7 +15,7 @@ from trainkit.checkpoint.store import Info, read_checkpoint
 from trainkit.data import recorded
 from trainkit.data.batches.evaluation_set import EvalSet, evaluation_sets
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.checks import find_evaluation_problems
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError

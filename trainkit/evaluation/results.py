@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.section import SourceSpan
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import write_file
 from trainkit.events.tail import as_logged

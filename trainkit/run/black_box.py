@@ -17,7 +17,7 @@ from trainkit import files
 from trainkit.checkpoint import store
 from trainkit.checkpoint.provenance import versions_of
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.show import as_shared, show
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog

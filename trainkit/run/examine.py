@@ -12,7 +12,7 @@ import jax
 from trainkit import files
 from trainkit.checkpoint import store
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.events.tail import number

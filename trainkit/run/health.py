@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.arrays import FILES_PER_ARRAY
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.checks import find_problems
 from trainkit.errors import TrainkitError
 from trainkit.events.disk_space import disk_alert

@@ -14,7 +14,7 @@ from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.manifest import Manifest
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.hub.load import check_same_base, load_adapter, load_base

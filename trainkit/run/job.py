@@ -14,7 +14,7 @@ import jax
 from trainkit.checkpoint.provenance import Provenance
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import evaluation_sets
-from trainkit.data.cache import build as caches
+from trainkit.data.cache.token_cache import Cache
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
 from trainkit.evaluation.targets import text_report, unused_settings
@@ -58,7 +58,7 @@ class Attempt(NamedTuple):
 
     directory: Path
     recipe: Recipe
-    cache: caches.Cache
+    cache: Cache
     data: TrainSet
     provenance: Callable[[bool], Provenance]
     exporting: Exporting | None

@@ -14,7 +14,7 @@ import jax
 
 from trainkit.checkpoint import store
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.jobs import Stop
 from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog

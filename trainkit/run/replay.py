@@ -18,7 +18,7 @@ from trainkit.checkpoint.snapshot import plain
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.events.attempts import kept_until

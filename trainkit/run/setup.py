@@ -16,6 +16,7 @@ from trainkit.checkpoint.provenance import Provenance, size_of
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.jobs import CachingProgress
 from trainkit.data.tokenizer.load import peek
 from trainkit.events.control import Server
@@ -146,7 +147,7 @@ def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
         check_steps(start.profile, done=done, total=recipe.train.steps)
 
 
-def _tokens(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
+def _tokens(recipe: Recipe, log: EventLog, *, resumed: bool) -> Cache:
     """Return the tokens. If training may start early, the later ones are made in the background."""
     cache = caches.find(recipe)
     if cache is None:

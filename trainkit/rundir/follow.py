@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from trainkit.events.attempts import kept_until
+from trainkit.events.current_steps import MOST, CurrentSteps
 from trainkit.events.index import Stretch, stretches
-from trainkit.events.reducer import MOST, CurrentSteps, reduce
+from trainkit.events.reducer import reduce
 from trainkit.events.schema import FOREIGN, SCHEMA, Event
 from trainkit.events.series import Series
 from trainkit.events.tail import Tail, parse

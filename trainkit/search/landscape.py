@@ -21,7 +21,7 @@ from trainkit.checkpoint.store import Info, read_checkpoint
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.build import Cache
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.events.tail import as_logged

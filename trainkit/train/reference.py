@@ -23,9 +23,9 @@ from trainkit import files
 from trainkit.checkpoint.leaves import digest
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.columns import Columns, read_columns, read_progress, write_columns, write_progress
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.data.sources.digests import of_value
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog

@@ -14,9 +14,9 @@ from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.order import Buckets, ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
 from trainkit.data.batches.spans import SpanExamples
-from trainkit.data.cache.build import Cache
 from trainkit.data.cache.section import SourceSpan
 from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.token_cache import Cache
 from trainkit.errors import TrainkitError
 from trainkit.plan import DataSize
 from trainkit.recipe import Recipe

@@ -15,21 +15,19 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import trainkit
 from trainkit.data import storage
 from trainkit.data.cache import shards
 from trainkit.data.cache.encode import CacheWork, Engine
-from trainkit.data.cache.shards import Encoding, Parts
-from trainkit.data.jobs import LATER, Interrupt, Later, Reporter, Stop, remember_interrupt
+from trainkit.data.cache.ray_task import UnitTask, tokenise, version
+from trainkit.data.cache.shards import Parts
+from trainkit.data.jobs import Interrupt, Reporter, Stop, remember_interrupt
 from trainkit.data.sources.units import Unit
-from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.recipe.toml.plugins import imported_plugins, load_plugins
+from trainkit.recipe.toml.plugins import imported_plugins
 
 #: Tasks submitted for each CPU, one of them running. They are done even if they are no longer wanted.
 _AHEAD = 2
@@ -39,8 +37,8 @@ _FEWEST = 4
 _RETRIES = 3
 #: Seconds between two checks of the cluster's size, and until a CPU must appear.
 _LOOK, _PATIENCE = 5.0, 300.0
-#: Seconds between two looks of a task at its mark, and for tasks to end by themselves.
-_LOOK_AT_MARK, _BY_THEMSELVES = 0.5, 10.0
+#: Seconds for tasks to end by themselves once their mark has gone.
+_BY_THEMSELVES = 10.0
 #: Seconds for cancelled tasks to clean up, and until those that continue are cancelled again.
 _GRACE, _CANCEL_EVERY = 20.0, 2.0
 #: Seconds in which an address must answer.
@@ -138,74 +136,6 @@ def _knock(address: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Task:
-    """The argument of a task. The tokenizer, which is large, goes to each host once."""
-
-    unit: bytes
-    """Pickled: it may hold specs of plugins, which must be imported first."""
-    plugins: tuple[str, ...]
-    encoding: Encoding
-    cache: Path
-    on_error: str
-    mark: str
-    """A file of the cache that this process wrote: a host that does not see it sees another directory. Once it has
-    gone, tasks end."""
-    version: str
-
-
-class _WhileMarked(Stop):
-    """Asks a task to end once its mark has gone."""
-
-    def __init__(self, mark: Path) -> None:
-        super().__init__()
-        self._mark, self._next = mark, 0.0
-
-    def check(self) -> None:
-        """Raise `Stopped` once the task is to end."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _LOOK_AT_MARK
-            if not self._mark.exists():
-                self.set()
-        super().check()
-
-
-def _version() -> str:
-    return f"{trainkit.__version__} (format {shards.FORMAT})"
-
-
-def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
-    """Do a task and return its shards; None if another process is making the unit."""
-    # a task has one CPU; Rust reads this with each batch
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if task.version != _version():
-        raise TrainkitError(
-            f"the host {socket.gethostname()} of the Ray cluster has trainkit {_version()}, this one {task.version}",
-            hint="install the same on all hosts",
-        )
-    mark = task.cache / "locks" / task.mark
-    if not mark.exists():
-        raise TrainkitError(
-            f"the host {socket.gethostname()} of the Ray cluster does not see the token cache",
-            where=str(task.cache),
-            hint="data.cache must be a directory that all hosts see under the same path",
-        )
-    if task.plugins:
-        load_plugins(task.plugins, lambda number: "")
-    work = CacheWork(pickle.loads(task.unit), task.encoding, task.cache, _load_tokenizer(tokenizer), task.on_error)
-    try:
-        return work.do(Reporter("", 0, None), _WhileMarked(mark))
-    except Later:
-        time.sleep(LATER)
-        return None
-
-
-@lru_cache(maxsize=1)
-def _load_tokenizer(tokenizer: bytes) -> LoadedTokenizer | None:
-    return pickle.loads(tokenizer)
-
-
 def _run(
     ray: Any,
     workers: int | None,
@@ -219,7 +149,7 @@ def _run(
 ) -> None:
     if not work:
         return
-    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenise)
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenise)
     tokenizer = ray.put(pickle.dumps(work[0].tokenizer))  # a set has one
     plugins = imported_plugins()
     size = _Size(ray, workers)
@@ -235,7 +165,7 @@ def _run(
                     item = work[index]
                     if wanted(index):
                         unit, cache = pickle.dumps(item.unit), item.cache.absolute()
-                        task_input = _Task(unit, plugins, item.encoding, cache, item.on_error, mark.name, _version())
+                        task_input = UnitTask(unit, plugins, item.encoding, cache, item.on_error, mark.name, version())
                         running[task.remote(tokenizer, task_input)] = index
                     else:
                         on_result(index, None)
