@@ -142,7 +142,8 @@ def test_a_step_that_breaks_on_one_host_is_judged_alike_by_all(tmp_path: Path, g
     if code:
         assert ending(run)[0] == "failed" and all(f"step {BROKEN}: train/loss is nan" in err for *_, err in ended)
         return
-    assert ending(run)[:2] == ("finished", 8) and sorted(losses(run)) == list(range(1, 9))
+    assert ending(run)[:2] == ("finished", 8)
+    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, 9))
     newest = store.newest(run)
     assert newest is not None and newest.step == 8
     # from the checkpoint before the steps that are left out, which both then had
