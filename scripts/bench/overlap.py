@@ -27,7 +27,7 @@ GPUS, VOCAB, LENGTH = 4, 8192, 1024
 LAYOUTS = {"fsdp": {"fsdp": GPUS}, "zero1": {"zero1": True}}
 #: The sizes of the model, and those of `--small`.
 USUAL = {"layers": 4, "hidden": 1024, "heads": 8, "kv_heads": 4, "intermediate": 2816}
-SMALL = {"layers": 2, "hidden": 256, "heads": 2, "kv_heads": 1, "intermediate": 512}
+SMALL = {"layers": 2, "hidden": 128, "heads": 2, "kv_heads": 1, "intermediate": 256}
 #: An H100 as XLA's compiler describes it.
 H100 = """
 gpu_device_info {
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=LAYOUTS)
     parser.add_argument("--flags", nargs="*", help="instead of none, and of trainkit's")
-    parser.add_argument("--small", action="store_true", help="a small model, which only shows that everything runs")
+    parser.add_argument("--small", action="store_true", help="a small model and trainkit's flags, to show that it runs")
     parser.add_argument("--child", choices=LAYOUTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -152,6 +152,8 @@ def main() -> None:
 
     ours = " ".join(f"--{flag.name}={flag.value}" for flag in FLAGS if flag.value is not None)
     choices = {"none": "", "trainkit's": ours}
+    if arguments.small:
+        del choices["none"]
     if arguments.flags is not None:
         choices = {"given": " ".join(f"--{flag}" for flag in arguments.flags)}
     print("| layout | flags | transfers in loops | with products between start and end | products | temporary MB |")

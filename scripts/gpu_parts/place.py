@@ -144,7 +144,7 @@ class Place:
         if not found:
             yield from (Row(script, line) for line in done.output.splitlines() if line.strip() and line[0] != "#")
         if done.code != 0:
-            yield Row(" ".join([script, *arguments]), done.last_line, "no error", False)
+            yield Row(" ".join([script, *arguments]), f"exit code {done.code}: {done.last_line}", "no error", False)
 
     def _add(self, row: Row, *, seconds: float) -> None:
         self._results["rows"].append({**row._asdict(), "seconds": round(seconds, 1)})
