@@ -109,7 +109,7 @@ def _hint(key: Key, language: type[Recipe]) -> str:
         section = dotted_key(key[:-1])
         return f"it belongs to other types of [{section}] than this recipe's: --set {section}.type=… shows it"
     if name in FOREIGN:
-        return suggest(name, key[:-1], known, language).hint
+        return suggest(name, key[:-1], {leaf: {} for leaf in known}, language).hint
     near = difflib.get_close_matches(dotted_key(key), known, n=3) or [k for k in known if k.split(".")[-1] == name]
     return f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys"
 

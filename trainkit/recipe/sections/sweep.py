@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from difflib import get_close_matches
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -96,6 +96,18 @@ class Sweep(Spec):
     """Whether the lowest or the highest value is the best. If absent, that of `checkpoint.best`, or the lowest."""
     at_once: Width = 1
     """How many trials run at the same time. They divide the GPUs of this machine; CPUs they share."""
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _quotes_keys(cls, parameters: Any) -> Any:
+        for section, keys in parameters.items() if isinstance(parameters, dict) else ():
+            if isinstance(keys, dict) and "." not in section and not keys.keys() & SweptKey.model_fields.keys():
+                for key in keys:
+                    raise ValueError(
+                        f"sweep.parameters.{section}.{key}: a swept key stands in quotes:"
+                        f' "{section}.{key}" = {{ values = [...] }}'
+                    )
+        return parameters
 
     @field_validator("parameters")
     @classmethod

@@ -54,7 +54,7 @@ _SAME = {
     "tokenizer.new_tokens": "add_tokens added_tokens additional_special_tokens extra_special_tokens",
     "run.seed": "seed random_seed data_seed",
     "run.name": "run_name name experiment_name wandb_run_name wandb_name",
-    "run.directory": "output_dir out_dir log_dir run_dir output_directory",
+    "run.directory": "output_dir save_dir save_path work_dir out_dir log_dir run_dir output_directory",
     "data.train.0.path": "files data_files data_path file_path dataset_path",
     "data.train.0.limit": "max_samples max_train_samples num_samples",
     "data.train.0.text_key": "text_column text_field dataset_text_field content_field",
@@ -73,9 +73,10 @@ _SAME = {
     "adapter.rank": "lora_r lora_rank r",
     "adapter.alpha": "lora_alpha",
     "adapter.learning_rate_ratio": "loraplus_lr_ratio",
+    "schema": "version schema_version recipe_version",
     # whole sections
     "adapter": "lora peft peft_config lora_config",
-    "train": "training trainer training_arguments",
+    "train": "training trainer training_arguments training_args training_params hyperparameters hparams",
     "optimizer": "optim",
     "evaluate": "eval evaluation evaluator",
     "checkpoint": "checkpointer checkpointing save",
@@ -294,3 +295,27 @@ _DIFFERENT = {
 #: steps and a float for a fraction.
 FOREIGN: dict[str, Foreign] = {name: Foreign(key) for key, names in _SAME.items() for name in names.split()}
 FOREIGN.update(_DIFFERENT)
+
+_EVERY = "steps interval freq frequency every_steps every_n_steps interval_steps n_steps step_interval"
+#: Names that mean something in one section only, `*` being any name or number -> the key of that section.
+LOCAL: dict[str, dict[str, str]] = {
+    section: {alias: key for key, aliases in keys.items() for alias in aliases.split()}
+    for section, keys in {
+        "sweep.parameters.*": {
+            "low": "min lower start from minimum",
+            "high": "max upper stop end to maximum",
+            "points": "num count n steps num_points",
+            "values": "choices options grid value list categorical",
+            "log": "distribution scale log_scale",
+        },
+        "evaluate": {"every": f"{_EVERY} strategy"},
+        "model": {"pretrained": "name path id checkpoint name_or_path"},
+        "tokenizer": {"path": "name pretrained name_or_path id file"},
+        **{section: {"type": "name kind class algorithm"} for section in ("optimizer", "schedule", "task", "average")},
+        "data.train.*": {"path": "file files url urls glob data_files filename"},
+        "sample": {"every": _EVERY, "max_tokens": "length max_length"},
+        "statistics": {"every": _EVERY},
+        "checkpoint": {"keep_every": _EVERY, "every_minutes": "minutes interval_minutes every_min"},
+        "export": {"every": _EVERY},
+    }.items()
+}

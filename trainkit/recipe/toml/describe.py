@@ -55,13 +55,13 @@ def _bounds(branch: Node, *, whole: bool) -> str:
     if whole and below is not None:
         high, below = below - 1, None
     if low is not None and high is not None:
-        return f" from {_number(low)} to {_number(high)}"
+        return f" from {in_words(low)} to {in_words(high)}"
     words = [(low, "of at least"), (above, "greater than"), (high, "of at most"), (below, "less than")]
-    said = [f"{word} {_number(bound)}" for bound, word in words if bound is not None]
+    said = [f"{word} {in_words(bound)}" for bound, word in words if bound is not None]
     return " " + " and ".join(said) if said else ""
 
 
-def _number(bound: float) -> str:
+def in_words(bound: float) -> str:
     """Return a bound as it is read and written: `1,000`, `0.5`, `1e-37`."""
     if isinstance(bound, int) or (bound.is_integer() and abs(bound) < 1e6):
         return f"{int(bound):,}"

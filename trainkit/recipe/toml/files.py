@@ -22,6 +22,7 @@ from trainkit.recipe.sections.source import SourceSpec, document_of
 from trainkit.recipe.spec import Spec
 from trainkit.recipe.toml.layers import Layer, table_at
 from trainkit.recipe.toml.positions import Origin, locate
+from trainkit.recipe.toml.syntax import syntax_hint
 from trainkit.text import shorten
 
 #: The most files of which each extends the next.
@@ -129,7 +130,7 @@ def _not_toml(text: str, error: ValueError | RecursionError, shown: str) -> Trai
     if (twice := _written_twice(lines, number, error.msg)) is not None:
         return TrainkitError(twice, where=f"{shown}:{number}", hint="keep one of the two, with the keys of both")
     problem = f"not TOML: {error.msg[0].lower()}{error.msg[1:]}\n  {line}\n  {' ' * (column - 1)}^"
-    return TrainkitError(problem, where=f"{shown}:{number}:{column}", hint=_meant(line, error.msg))
+    return TrainkitError(problem, where=f"{shown}:{number}:{column}", hint=syntax_hint(line, error.msg))
 
 
 def _written_twice(lines: list[str], number: int, message: str) -> str | None:
@@ -154,38 +155,6 @@ def _unreadable_value(text: str, error: ValueError, shown: str) -> TrainkitError
         f"{shorten(key)}: a number has more than {MOST_DIGITS:,} digits",
         where=f"{shown}:{line + 1}",
         hint="no key takes such a number: trainkit explain RECIPE KEY shows its range",
-    )
-
-
-def _meant(line: str, message: str) -> str:
-    pair = re.match(r"\s*([\w.\"-]+)\s*=\s*(.*?)\s*(#.*)?$", line)
-    value = pair.group(2).rstrip(",") if pair else ""
-    if yaml := re.match(r"[\s-]*([\w.-]+)\s*:(?:\s|$)", line):
-        return _meant_by_yaml(yaml[1])
-    if value in ("True", "False"):
-        return f"write {value.lower()}"
-    if value in ("None", "null", "nil", "~", ""):
-        return "leave out a key that has no value" if pair else ""
-    if "overwrite" in message or "twice" in message:
-        return "this key or section was given before: keep one of the two"
-    if "\\" in value:
-        return "a backslash begins an escape in \"…\": write it twice, or use '…'"
-    if re.fullmatch(r"[A-Za-z_./~*][^\"'\[\]{}]*", value):
-        return f'strings stand in quotes: {pair.group(1) if pair else "key"} = "{value}"'
-    if re.fullmatch(r"[\d.eE+_-]+", value) and message.startswith("Expected newline"):
-        return "one key = value to a line, and no comma after it"
-    if value.count('"') % 2 or value.count("'") % 2:
-        return "a string is not closed"
-    return ""
-
-
-def _meant_by_yaml(name: str) -> str:
-    """Return what to write in place of a key and a colon."""
-    from trainkit.recipe.toml.suggestions import suggest
-
-    called = suggest(name, (), []).hint
-    return "write = between key and value, not :, and [section] above the keys of a section" + (
-        f"; {name}: {called}" if called else ""
     )
 
 

@@ -215,7 +215,8 @@ def _place(table: Any, part: str, where: str, at: Key) -> Any:
         if part.isdecimal() and int(part) < len(table):
             return int(part)
         found = f"{dotted_key(at)} is a list of {len(table)}"
-        raise TrainkitError(f"{found}; it has no index '{part}'", where=where, hint="indices count from 0")
+        entry = f"--set {dotted_key((*at, 0, part))}=…: " if table and not part.isdecimal() else ""
+        raise TrainkitError(f"{found}; it has no index '{part}'", where=where, hint=f"{entry}indices count from 0")
     raise TrainkitError(
         f"{dotted_key(at)} is a value and holds no '{part}'", where=where, hint=f"--set {dotted_key(at)}=…"
     )

@@ -91,6 +91,11 @@ def keys_of(node: Node, value: Any = None) -> dict[str, Node]:
     return (table(node, value) or {}).get("properties", {})
 
 
+def every_key(node: Node) -> set[str]:
+    """Return the keys of a table in all of its types."""
+    return {name for branch in branches(node) for name in branch.get("properties", {})} if node else set()
+
+
 def table(node: Node, value: Any = None) -> Node | None:
     """Return the table that a node stands for: of several the one with the value's `type`, or the default one."""
     tables = [branch for branch in branches(node) if branch.get("type") == "object"]
@@ -142,8 +147,9 @@ def entry_of(node: Node) -> Node:
     return next((branch["items"] for branch in branches(node) if isinstance(branch.get("items"), dict)), {})
 
 
-def leaves(language: type[Recipe] = Recipe) -> Iterator[Key]:
-    """Yield every key of every table outside lists, tables included, in all of its types."""
+@cache
+def leaves(language: type[Recipe] = Recipe) -> tuple[Key, ...]:
+    """Return every key of every table outside lists, tables included, in all of its types."""
 
     def walk(node: Node, key: Key) -> Iterator[Key]:
         seen: set[str] = set()
@@ -154,7 +160,7 @@ def leaves(language: type[Recipe] = Recipe) -> Iterator[Key]:
                     yield (*key, name)
                     yield from walk(child, (*key, name))
 
-    yield from walk(root(language), ())
+    return tuple(walk(root(language), ()))
 
 
 def meaning_of(node: Node) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trainkit.recipe.toml.positions import Key
+
 #: Other names of values, by key; `*` is any place in a list.
 _SAME_VALUES: dict[str, dict[str, str]] = {
     "precision.compute": {
@@ -64,7 +66,7 @@ _SAME_VALUES: dict[str, dict[str, str]] = {
         "qwen2": "qwen qwen2.5 qwen2forcausallm",
         "bert": "bertformaskedlm",
     },
-    "train.remat": {"blocks": "full true all yes", "none": "false no"},
+    "train.remat": {"blocks": "full true all yes", "none": "false no", "dots": "selective attn"},
 }
 _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     "optimizer.type": dict.fromkeys(
@@ -74,6 +76,13 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     "schedule.type": dict.fromkeys(
         ("cosine_with_restarts", "cosine_hard_restarts"), 'write type = "cosine" and restarts = 1'
     ),
+    "train.batch_size": {"auto": 'write a number; micro_batch_size = "auto" finds what fits the memory'},
+    "parallel.fsdp": dict.fromkeys(
+        ("full_shard", "shard_grad_op", "hybrid_shard", "zero2", "zero3", "auto", "full"),
+        "write a number of devices, such as fsdp = 4",
+    ),
+    "parallel.data": dict.fromkeys(("ddp", "dp", "auto"), "write a number of devices, such as data = 4"),
+    "track.wandb.mode": dict.fromkeys(("disabled", "off", "none"), "leave [track.wandb] out"),
     "adapter": {
         "qlora": 'write [adapter] with base = "nf4"',
         "lora": "write [adapter] with rank = 16",
@@ -99,19 +108,39 @@ VALUES: dict[str, dict[str, str]] = {
 }
 #: The whole hint, by key and value.
 VALUE_HINTS = _DIFFERENT_VALUES
-#: The key of a table that is meant by a string in place of the table, where it is not the type.
+#: The keys of a table that are meant by a value in its place, where it is not the type; the likeliest first.
 PLAIN_KEYS = {
     "model": "pretrained",
-    "tokenizer": "path",
-    "run": "name",
-    "data": "train",
-    "data.train": "path",
-    "data.validation": "path",
+    "tokenizer": "path train",
+    "run": "name seed",
+    "data": "train sequence_length",
     "data.train.*": "path",
-    "data.validation.*": "path",
     "plugins": "files",
-    "adapter": "pretrained",
-    "sample": "prompts",
+    "adapter": "rank pretrained",
+    "sample": "prompts every",
     "train": "steps",
     "evaluate": "every",
+    "precision": "compute",
+    "checkpoint": "every_minutes",
+    "parallel": "data platform",
+    "guard": "spike",
+    "statistics": "every",
+    "average": "decay",
+    "export": "format every",
+    "schedule": "warmup",
+    "sweep": "method",
+    "sweep.parameters.*": "values",
+    "track": "experiment",
+    "track.wandb": "project",
 }
+
+
+def pattern_of(key: Key) -> str:
+    """Return a key with `*` for what a recipe names or counts, and validation sets as training sets, whose keys are the
+    same."""
+    parts = ["*" if isinstance(part, int) else part for part in key]
+    if parts[:2] == ["sweep", "parameters"] and len(parts) > 2:
+        parts[2] = "*"
+    if parts[:2] == ["data", "validation"]:
+        parts[1] = "train"
+    return ".".join(parts)

@@ -54,7 +54,7 @@ def secrets_of(recipe: Recipe) -> Secrets:
 
 def pair(key: Key, value: Any) -> str:
     """Return the last name of a key and its value as TOML."""
-    return f"{_key_name(str(key[-1]))} = {toml_value(value)}"
+    return f"{key_name(str(key[-1]))} = {toml_value(value)}"
 
 
 def shown_value(key: Key, value: Any) -> str:
@@ -73,7 +73,7 @@ def toml_value(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():
-            inner = ", ".join(f"{_key_name(k)} = {toml_value(v)}" for k, v in value.items())
+            inner = ", ".join(f"{key_name(k)} = {toml_value(v)}" for k, v in value.items())
             return f"{{ {inner} }}" if inner else "{}"
         case int() if abs(value) >= 1 << 10_000:
             return hex(value)  # Python writes no number of thousands of digits, but reads it in this form
@@ -103,7 +103,7 @@ def _is_tables(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
-def _key_name(name: str) -> str:
+def key_name(name: str) -> str:
     """Return a key as it is written in TOML, in quotes where it needs them."""
     bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
     return name if bare else toml_value(name)
@@ -151,7 +151,7 @@ def _table_lines(values: dict[str, Any], key: Key, origin: Callable[[Key], str])
             yield f"{redact(pair((name,), value))}  # {origin((*key, name))}"
     for name, value in inner.items():
         path = (*key, name)
-        header = ".".join(_key_name(part) for part in path if isinstance(part, str))
+        header = ".".join(key_name(part) for part in path if isinstance(part, str))
         if _is_table(value):
             implied = bool(value) and all(_is_table(v) for v in value.values() if v is not None)
             yield from (*(() if implied else ("", f"[{header}]")), *_table_lines(value, path, origin))

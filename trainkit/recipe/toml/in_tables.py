@@ -1,0 +1,135 @@
+"""The key of a table that a person probably meant by a value in the place of the table: `precision = "fp16"`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.recipe.toml.kinds import accepts
+from trainkit.recipe.toml.layers import SET
+from trainkit.recipe.toml.positions import Key, dotted_key
+from trainkit.recipe.toml.schema import (
+    Node,
+    branches,
+    choices,
+    entry_of,
+    has_list,
+    has_table,
+    keys_of,
+    placeholder,
+    table,
+    types_of,
+)
+from trainkit.recipe.toml.value_aliases import PLAIN_KEYS, pattern_of
+from trainkit.recipe.toml.values import key_name, toml_value
+
+#: What is meant by a value of a key, as far as the key allows it, or None.
+Fit = Callable[[Key, Any, Node], Any]
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a value in the place of a table stands for."""
+
+    key: Key
+    """The key in the table. A 0 is the first entry of a list."""
+    value: Any
+    is_example: bool = False
+    """Whether it is one key of several, because none takes the value."""
+    needed: tuple[str, ...] = ()
+    """What else the table must have."""
+
+    def hint(self, key: Key, *, as_override: bool) -> str:
+        """Return what to write in place of the value of `key`, in a file or as an override."""
+        if self.is_example and not as_override:
+            return f"write {self._header(key)} with keys such as {self._pair()}"
+        if as_override:
+            such = "write its keys, such as " if self.is_example else "write "
+            return f"{such}{SET} {self._override()}"
+        others = "".join(f" and {name}" for name in self.needed)
+        if isinstance(key[-1], str) and (any(isinstance(part, int) for part in key) or len(key) > 2):
+            return f"write a table: {key_name(str(key[-1]))} = {{ {self._pair()} }}{others and f', with{others[4:]}'}"
+        return f"write {self._header(key)} with {self._pair()}{others}"
+
+    def _pair(self) -> str:
+        return f"{key_name(str(self.key[-1]))} = {toml_value(self.value)}"
+
+    def _header(self, key: Key) -> str:
+        names = ".".join(key_name(part) for part in self.key[:-1] if isinstance(part, str))
+        return f"[[{names}]]" if isinstance(self.key[-2], int) else f"[{names}]"
+
+    def _override(self) -> str:
+        """Return KEY=VALUE; a list is given as a whole, and so is a table with a key that has a dot in its name."""
+        key, value = self.key, self.value
+        if key == ("model", "pretrained"):  # a checkpoint has its own sizes: those of the file must go
+            key, value = key[:-1], {str(key[-1]): value}
+        while any(isinstance(part, int) or "." in part for part in key):
+            value = [value] if isinstance(key[-1], int) else {key[-1]: value}
+            key = key[:-1]
+        # a bare word needs no quotes in a shell, unless TOML would read it as something else
+        is_bare = isinstance(value, str) and value.isascii() and value[:1].isalpha() and value.isalnum()
+        bare = value if is_bare and value not in ("true", "false", "inf", "nan") else toml_value(value)
+        return shlex.quote(f"{dotted_key(key)}={bare}")
+
+
+def meant_in_table(key: Key, value: Any, node: Node, fit: Fit) -> Meant | None:
+    """Return the key of a table that a value in its place stands for; None if no table belongs there.
+
+    Args:
+        node: the schema of the key.
+        fit: returns what is meant by a value of a key of the table.
+    """
+    entry = entry_of(node) if has_list(node) and not _has_keys(node) else node
+    if not _has_keys(entry):
+        return None
+    at = key if entry is node else (*key, 0)
+    for name, inner in _likely(at, value, entry, fit):
+        child = keys_of(entry, {"type": inner} if name == "type" else None).get(name, {})
+        if _has_keys(child) or _has_keys(entry_of(child)):
+            deeper = meant_in_table((*at, name), value, child, fit)
+            if deeper is not None and not deeper.is_example:
+                return deeper
+        elif inner is not None:
+            return replace(Meant((*at, name), inner), needed=_needed(entry, name))
+    return _example(at, entry)
+
+
+def _has_keys(node: Node) -> bool:
+    return any("properties" in branch for branch in branches(node)) if node else False
+
+
+def _likely(at: Key, value: Any, entry: Node, fit: Fit) -> Iterator[tuple[str, Any]]:
+    """Yield names of keys with what the value means there, the likeliest first; None where it means nothing."""
+    keys = keys_of(entry)
+    kinds = {"enum": types_of(entry)} if len(types_of(entry)) > 1 else {}
+    if isinstance(value, str) and kinds and (kind := fit((*at, "type"), value, kinds)) and at != ("model",):
+        yield "type", kind
+    plain = PLAIN_KEYS.get(pattern_of(at), "").split()
+    required = [name for name in (table(entry) or {}).get("required", []) if name != "type"]
+    for name in dict.fromkeys([*(name for name in plain if name in keys), *required]):
+        yield name, fit((*at, name), value, keys[name])
+    for name, child in keys.items():
+        # any word is a path or a name: one that only some keys know says more
+        if not isinstance(value, bool) and (choices(child) or not isinstance(value, str)) and not has_table(child):
+            yield name, fit((*at, name), value, child)
+
+
+def _needed(entry: Node, name: str) -> tuple[str, ...]:
+    required = (table(entry) or {}).get("required", [])
+    return () if name == "type" else tuple(other for other in required if other not in (name, "type"))
+
+
+def _example(at: Key, entry: Node) -> Meant:
+    """Return a key of a table with a value that it allows."""
+    keys = keys_of(entry)
+    plain = [*PLAIN_KEYS.get(pattern_of(at), "").split(), *keys]
+    if len(types_of(entry)) > 1:
+        plain = ["type"]
+    names = [name for name in plain if name in keys]
+    name = next(name for name in names if not _has_keys(keys[name]) and not _has_keys(entry_of(keys[name])))
+    example = keys[name]
+    default = example.get("default")
+    shown = default if default is not None and accepts(example, default) else placeholder(example)
+    return Meant((*at, name), shown, is_example=True)

@@ -1,0 +1,67 @@
+"""What a person probably meant by a line that is no TOML: YAML, JSON, Python, or a value without its quotes."""
+
+from __future__ import annotations
+
+import re
+
+_TRUTH = {word: word in ("true", "yes", "on") for word in ("true", "false", "yes", "no", "on", "off")}
+#: What a line is, in what people paste.
+_LINE = "a line of a recipe is key = value or [section]"
+
+
+def syntax_hint(line: str, message: str) -> str:
+    """Return what to write in place of a line that the reader of TOML refused with a message."""
+    pair = re.match(r"\s*([\w.\"-]+)\s*=\s*(.*?)\s*(#.*)?$", line)
+    value = pair.group(2).rstrip(",") if pair else ""
+    key = pair.group(1) if pair else "key"
+    if yaml := re.match(r"[\s-]*([\w.-]+)\s*:(?:\s|$)", line):
+        return _meant_by_yaml(yaml[1])
+    if value.lower() in _TRUTH:
+        return f"write {key} = {str(_TRUTH[value.lower()]).lower()}"
+    if pair and value in ("None", "null", "nil", "~", ""):
+        return "leave out a key that has no value"
+    if "overwrite" in message or "twice" in message:
+        return "this key or section was given before: keep one of the two"
+    if "\\" in value:
+        return "a backslash begins an escape in \"…\": write it twice, or use '…'"
+    if number := _number(value):
+        return f"write {key} = {number}"
+    if re.fullmatch(r"[\d.]+\s*(%|[A-Za-z]+)|[A-Za-z_./~*][^\"'\[\]{}]*", value):
+        return f'strings stand in quotes: {key} = "{value}"'
+    if re.fullmatch(r"[\d.eE+_-]+", value) and message.startswith("Expected newline"):
+        return "one key = value to a line, and no comma after it"
+    if value.count('"') % 2 or value.count("'") % 2:
+        return "a string is not closed"
+    if value.startswith("("):
+        return "a list stands in [ ]"
+    return "" if pair else _meant_by_other_language(line)
+
+
+def _number(text: str) -> str:
+    """Return a number with commas, or without a digit beside its point, as TOML writes it; empty if it is none."""
+    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text):
+        return text.replace(",", "_")
+    found = re.fullmatch(r"([+-]?)(\d*)\.(\d*)((?:[eE][+-]?\d+)?)", text)
+    is_odd = found is not None and (found[2] or found[3]) and not (found[2] and found[3])
+    return f"{found[1]}{found[2] or 0}.{found[3] or 0}{found[4]}" if found and is_odd else ""
+
+
+def _meant_by_yaml(name: str) -> str:
+    """Return what to write in place of a key and a colon."""
+    from trainkit.recipe.toml.suggestions import suggest
+
+    called = suggest(name, (), {}).hint
+    return "write = between key and value, not :, and [section] above the keys of a section" + (
+        f"; {name}: {called}" if called else ""
+    )
+
+
+def _meant_by_other_language(line: str) -> str:
+    """Return what a line of JSON, Python or a shell is, and how a recipe is written; empty for other lines."""
+    if line.lstrip()[:1] in ("{", "}", '"'):
+        return f"this is JSON: {_LINE}"
+    if re.match(r"\s*(import|from|def|class|if|for)\b", line):
+        return f"this is Python: {_LINE}"
+    if re.match(r"\s*--\w", line):
+        return f"this is an option of a command: {_LINE}"
+    return _LINE if re.match(r"\s*[\w.-]+\s*(\S.*)?$", line) else ""
