@@ -43,6 +43,23 @@ def test_every_number_of_the_language_has_a_least_and_a_greatest_value() -> None
         assert {"maximum", "exclusiveMaximum"} & node.keys(), f"{name} has no greatest value: see the types in spec.py"
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("optimizer", "weight_decay", "1e13"),
+        ("optimizer", "learning_rate", "1e5"),
+        ("optimizer", "eps", "1e6"),
+        ("task", "z_loss", "1e12"),
+        ("model", "initializer_range", "1e10"),
+        ("train", "epochs", "1e9"),
+    ],
+)
+def test_what_no_training_survives_is_refused_by_check(tmp_path: Path, section: str, key: str, value: str) -> None:
+    with pytest.raises(TrainkitError, match=rf"{section}\.{key} = \S+: expected a number") as raised:
+        load(write(tmp_path), [f"{section}.{key}={value}"])
+    assert " to " in str(raised.value) or "of at most" in str(raised.value)
+
+
 BEYOND = ("1e300", "-1e300", "9223372036854775808", "-9223372036854775808", f"0x{'f' * 5000}", "1e-300", "-1")
 
 

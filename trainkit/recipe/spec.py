@@ -61,7 +61,25 @@ Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
 Positive = Annotated[float, Field(ge=LEAST, le=GREATEST)]
 NotNegative = Annotated[float, Field(ge=0, le=GREATEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-LearningRate = Annotated[float, Field(ge=LEAST, le=1e6)]
+# The largest values below are about 100 times the largest that anyone publishes: with more, a run fails in the end.
+LearningRate = Annotated[float, Field(ge=LEAST, le=1e4)]
+WeightDecay = Annotated[float, Field(ge=0, le=1e3)]
+Eps = Annotated[float, Field(ge=LEAST, le=100)]
+"""What an optimizer adds to a divisor."""
+NormEps = Annotated[float, Field(ge=LEAST, le=1)]
+"""What a norm adds to a variance."""
+LossWeight = Annotated[float, Field(ge=0, le=1e4)]
+"""A factor of a loss, of a part of it, or of noise."""
+Ratio = Annotated[float, Field(ge=0, le=1e4)]
+"""A factor of the learning rate, or of what a schedule changes."""
+PositiveRatio = Annotated[float, Field(ge=1e-12, le=1e4)]
+Exponent = Annotated[float, Field(ge=1e-6, le=1e3)]
+Temperature = Annotated[float, Field(ge=1e-4, le=1e3)]
+"""What logits are divided by."""
+Theta = Annotated[float, Field(ge=1, le=1e12)]
+"""The base of the wavelengths of rotary positions."""
+Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""A factor of attention scores, or what they are divided by."""
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """A probability of dropout."""
 

@@ -9,7 +9,7 @@ from trainkit.recipe.families.encoder import Encoder
 from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, TOKEN_HEAD, body_names, class_heads
 from trainkit.recipe.families.hugging_face import Family, mlp_width
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.spec import Positive, Width
+from trainkit.recipe.spec import NormEps, Width
 
 
 class Bert(Encoder):
@@ -18,7 +18,7 @@ class Bert(Encoder):
     type: Literal["bert"] = "bert"
     token_types: Width = 2
     """Rows of the embedding that tells the first text of a pair from the second."""
-    layer_norm_eps: Positive = 1e-12
+    layer_norm_eps: NormEps = 1e-12
     """Added to the variance in the norms."""
 
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {

@@ -20,7 +20,7 @@ from trainkit.recipe.families.hugging_face import (
 )
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, norm
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Count, NormEps
 
 
 class Deberta(Encoder):
@@ -33,7 +33,7 @@ class Deberta(Encoder):
     """Embeddings of relative positions in either direction; longer distances share one (a logarithm)."""
     furthest_position: Count | None = None
     """The distance from which on all positions share an embedding. If absent, `context_length`."""
-    layer_norm_eps: Positive = 1e-7
+    layer_norm_eps: NormEps = 1e-7
     """Added to the variance in the norms."""
 
     implementation: ClassVar[str] = "trainkit.models.deberta"

@@ -25,7 +25,7 @@ from trainkit.recipe.families.sizes import (
     visible,
 )
 from trainkit.recipe.families.transformer import DROPPED, Transformer
-from trainkit.recipe.spec import Count, Index, Positive, Rate, Width
+from trainkit.recipe.spec import Count, Index, NormEps, Rate, Theta, Width
 
 Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
@@ -42,11 +42,11 @@ class Decoder(Transformer):
     head_width: Width | None = None
     """Width of one head. If absent, hidden / heads."""
     tied: bool = False
-    rope_theta: Positive = 10000.0
+    rope_theta: Theta = 10000.0
     """Base of the rotary positions' wave lengths."""
     rope_scaling: RopeScaling | None = None
     """How rotary positions are stretched beyond the length of pretraining. If absent, they are not."""
-    rms_norm_eps: Positive = 1e-5
+    rms_norm_eps: NormEps = 1e-5
     """Added to the mean square in the norms."""
     attention_dropout: Rate = 0.0
     """Share of attention's probabilities that training drops. Above 0, attention computes all of them at once, without

@@ -7,17 +7,17 @@ from typing import Any, ClassVar, Literal
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Dense, Multiple
 from trainkit.recipe.families.hugging_face import Config, Part, Unsupported, layer_types, norm_names, whole
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Count, NormEps, Positive, Scale
 
 
 class Gemma(Multiple, Biased, Dense):
     """A decoder with norms before and after each part, gated GELU, scaled embeddings, local and global layers."""
 
     tied: bool = True
-    rms_norm_eps: Positive = 1e-6
+    rms_norm_eps: NormEps = 1e-6
     window: Count = 4096
     """How many positions the attention of local layers sees, its own included."""
-    query_scale: Positive | None = None
+    query_scale: Scale | None = None
     """Scores are divided by the square root of this (`query_pre_attn_scalar`). If absent, it is the width of a head."""
     final_softcap: Positive | Literal[False] = False
     """Soft-cap of the logits: cap x tanh(logits / cap); `false` for none."""

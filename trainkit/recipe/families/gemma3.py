@@ -9,15 +9,15 @@ from trainkit.recipe.families import gemma
 from trainkit.recipe.families.gemma import Gemma
 from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scoring_heads, table
 from trainkit.recipe.families.rope import Rope
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Count, Theta
 
 
 class Gemma3(Gemma):
     """Gemma 3 (Gemma team 2025), its text half: five local layers to a global one, normed queries and keys."""
 
     type: Literal["gemma3"] = "gemma3"
-    rope_theta: Positive = 1_000_000.0
-    local_theta: Positive = 10000.0
+    rope_theta: Theta = 1_000_000.0
+    local_theta: Theta = 10000.0
     """Base of the wave lengths of local layers, which `rope_scaling` does not change."""
     pattern: Count = 6
 

@@ -8,14 +8,14 @@ from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Windowed
 from trainkit.recipe.families.hugging_face import Family, scoring_heads
 from trainkit.recipe.families.moe import Sparse
-from trainkit.recipe.spec import Positive, Width
+from trainkit.recipe.spec import Theta, Width
 
 
 class Mixtral(Windowed, Sparse):
     """Mixtral (Jiang et al. 2024): Mistral with experts, a softmax over those that a token goes through."""
 
     type: Literal["mixtral"] = "mixtral"
-    rope_theta: Positive = 1_000_000.0
+    rope_theta: Theta = 1_000_000.0
     intermediate: Width
     """Width inside an expert."""
 

@@ -26,7 +26,7 @@ from trainkit.recipe.families.hugging_face import (
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.rope import Rope
 from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, linear, norm, stack, visible
-from trainkit.recipe.spec import Count, Positive, Rate
+from trainkit.recipe.spec import Count, NormEps, Rate, Theta
 
 
 class ModernBert(TextEncoder):
@@ -38,11 +38,11 @@ class ModernBert(TextEncoder):
     """Width of the window of a local layer: half of it back and half of it ahead."""
     global_every: Count = 3
     """Every how many layers, from the first on, a layer sees all positions."""
-    rope_theta: Positive = 160_000.0
+    rope_theta: Theta = 160_000.0
     """Base of the wave lengths of layers that see all positions."""
-    local_theta: Positive = 10_000.0
+    local_theta: Theta = 10_000.0
     """Base of the wave lengths of local layers."""
-    norm_eps: Positive = 1e-5
+    norm_eps: NormEps = 1e-5
     """Added to the variance in the norms."""
     pooling: Literal["cls", "mean"] = "cls"
     """What predicts the class of a text: the first position, or the mean of all."""

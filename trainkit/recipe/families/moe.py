@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from trainkit.recipe.families.decoder import Decoder
 from trainkit.recipe.families.sizes import Shape, linear
-from trainkit.recipe.spec import NotNegative, Width
+from trainkit.recipe.spec import LossWeight, Width
 
 
 class Sparse(Decoder):
@@ -20,7 +20,7 @@ class Sparse(Decoder):
     """MLPs in each block."""
     experts_per_token: Width = 2
     """How many of the experts a token goes through."""
-    router_loss: NotNegative = 0.001
+    router_loss: LossWeight = 0.001
     """Coefficient of the loss that balances the experts (Fedus et al. 2021); 0 means none. Tokens are counted within a
     micro-batch, so with this loss a step depends slightly on the size of the micro-batch."""
 

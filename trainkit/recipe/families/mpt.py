@@ -17,7 +17,7 @@ from trainkit.recipe.families.hugging_face import (
     table,
 )
 from trainkit.recipe.families.transformer import GptDecoder
-from trainkit.recipe.spec import Positive, Width
+from trainkit.recipe.spec import NormEps, Positive, Scale, Width
 
 
 class Mpt(GptDecoder):
@@ -26,11 +26,11 @@ class Mpt(GptDecoder):
     type: Literal["mpt"] = "mpt"
     expansion_ratio: Width = 4
     """Width inside the MLP as a multiple of `hidden`; transformers supports only 4."""
-    layer_norm_eps: Positive = 1e-5
+    layer_norm_eps: NormEps = 1e-5
     """Added to the variance in the norms."""
     clip_qkv: Positive | None = None
     """Largest absolute value of queries, keys and values, which are clipped to it. If absent, they are not clipped."""
-    softmax_scale: Positive | None = None
+    softmax_scale: Scale | None = None
     """Factor of the scores. If absent, 1 / sqrt(width of a head)."""
 
     learned_positions: ClassVar[bool] = False

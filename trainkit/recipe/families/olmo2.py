@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Dense
 from trainkit.recipe.families.hugging_face import Family, norm_names, scoring_heads
-from trainkit.recipe.spec import Positive
+from trainkit.recipe.spec import NormEps, Theta
 
 
 class Olmo2(Biased, Dense):
     """OLMo 2 (OLMo team 2024): norms after attention and MLP instead of before, and on all queries and keys at once."""
 
     type: Literal["olmo2"] = "olmo2"
-    rope_theta: Positive = 500_000.0
-    rms_norm_eps: Positive = 1e-6
+    rope_theta: Theta = 500_000.0
+    rms_norm_eps: NormEps = 1e-6
 
     norms: ClassVar[Literal["before", "after", "around"]] = "after"
     qk_norm: ClassVar[Literal["head", "width"] | None] = "width"

@@ -7,15 +7,15 @@ from typing import Literal
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Dense, LateWindowed, Matrix
 from trainkit.recipe.families.hugging_face import Family, scoring_heads
-from trainkit.recipe.spec import Positive
+from trainkit.recipe.spec import NormEps, Theta
 
 
 class Qwen2(LateWindowed, Dense):
     """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with a bias on queries, keys and values."""
 
     type: Literal["qwen2"] = "qwen2"
-    rope_theta: Positive = 1_000_000.0
-    rms_norm_eps: Positive = 1e-6
+    rope_theta: Theta = 1_000_000.0
+    rms_norm_eps: NormEps = 1e-6
 
     @property
     def biased(self) -> tuple[Matrix, ...]:

@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Dense, LateWindowed
 from trainkit.recipe.families.hugging_face import Family, scoring_heads
-from trainkit.recipe.spec import Positive
+from trainkit.recipe.spec import NormEps, Theta
 
 
 class Qwen3(LateWindowed, Biased, Dense):
     """Qwen3 (Yang et al. 2025): Llama with a norm on each head's queries and keys."""
 
     type: Literal["qwen3"] = "qwen3"
-    rope_theta: Positive = 1_000_000.0
-    rms_norm_eps: Positive = 1e-6
+    rope_theta: Theta = 1_000_000.0
+    rms_norm_eps: NormEps = 1e-6
 
     qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
 

@@ -8,15 +8,15 @@ from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Biased, Windowed
 from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scoring_heads
 from trainkit.recipe.families.moe import Sparse
-from trainkit.recipe.spec import Positive, Width
+from trainkit.recipe.spec import NormEps, Theta, Width
 
 
 class Qwen3Moe(Windowed, Biased, Sparse):
     """Qwen3's mixtures of experts (Yang et al. 2025)."""
 
     type: Literal["qwen3-moe"] = "qwen3-moe"
-    rope_theta: Positive = 1_000_000.0
-    rms_norm_eps: Positive = 1e-6
+    rope_theta: Theta = 1_000_000.0
+    rms_norm_eps: NormEps = 1e-6
     experts_per_token: Width = 8
     moe_intermediate: Width
     """Width inside an expert."""

@@ -19,7 +19,7 @@ from trainkit.recipe.families.hugging_face import (
     whole,
 )
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.spec import Count, Positive, Width
+from trainkit.recipe.spec import Count, NormEps, Width
 
 
 class Roberta(Encoder):
@@ -28,7 +28,7 @@ class Roberta(Encoder):
     type: Literal["roberta"] = "roberta"
     token_types: Width = 1
     """Rows of the embedding that tells the first text of a pair from the second; 1: it does not."""
-    layer_norm_eps: Positive = 1e-5
+    layer_norm_eps: NormEps = 1e-5
     """Added to the variance in the norms."""
     first_position: Count = 2
     """Row of the embedding of the first position: one more than the id of the padding token."""

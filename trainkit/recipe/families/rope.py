@@ -6,10 +6,10 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import GREATEST, Count, Positive, Spec
+from trainkit.recipe.spec import Count, PositiveRatio, Spec
 from trainkit.recipe.union import OneOf
 
-Factor = Annotated[float, Field(ge=1, le=GREATEST)]
+Factor = Annotated[float, Field(ge=1, le=1e6)]
 
 
 class LinearScaling(Spec):
@@ -26,9 +26,9 @@ class Llama3(Spec):
     type: Literal["llama3"] = "llama3"
     factor: Factor
     """The new length as a multiple of the original one."""
-    low_frequency_factor: Positive = 1.0
+    low_frequency_factor: PositiveRatio = 1.0
     """A frequency that turns less often than this within `original_context` is divided."""
-    high_frequency_factor: Positive = 4.0
+    high_frequency_factor: PositiveRatio = 4.0
     """A frequency that turns more often than this within `original_context` is kept."""
     original_context: Count = 8192
     """Positions that the model was trained for originally."""
@@ -51,11 +51,11 @@ class Yarn(Spec):
     """The new length as a multiple of the original one."""
     original_context: Count
     """Positions that the model was trained for originally."""
-    beta_fast: Positive = 32.0
+    beta_fast: PositiveRatio = 32.0
     """A dimension that turns more often than this within `original_context` is kept."""
-    beta_slow: Positive = 1.0
+    beta_slow: PositiveRatio = 1.0
     """A dimension that turns less often than this within `original_context` is divided."""
-    attention_factor: Positive | None = None
+    attention_factor: PositiveRatio | None = None
     """Factor of queries and keys. If absent, 0.1 x ln(factor) + 1."""
 
 

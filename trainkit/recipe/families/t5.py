@@ -20,7 +20,7 @@ from trainkit.recipe.families.hugging_face import (
     whole,
 )
 from trainkit.recipe.families.sizes import check_heads
-from trainkit.recipe.spec import Count, NotNegative, Positive, Rate, Width
+from trainkit.recipe.spec import Count, NormEps, Rate, Ratio, Width
 
 
 class T5(EncoderDecoder):
@@ -38,12 +38,12 @@ class T5(EncoderDecoder):
     """Biases of each head by the distance of two positions."""
     position_distance: Count = 128
     """All distances from here on share a bias."""
-    rms_norm_eps: Positive = 1e-6
+    rms_norm_eps: NormEps = 1e-6
     """Added to the mean square in the norms."""
     dropout: Rate = 0.0
     """Share that training drops of the embeddings, of attention's probabilities, of the outputs of attention and MLP,
     of the numbers inside the MLP, and of the last hidden states."""
-    initializer_range: NotNegative = 1.0
+    initializer_range: Ratio = 1.0
     """Scale of random weights. It is the standard deviation of embeddings; that of matrices is divided by the square
     root of their inputs, and that of queries is smaller still, because scores are not divided by anything."""
 

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind, ModelSpec
 from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
-from trainkit.recipe.spec import Count, Depth, Integer, NotNegative, Rate, VocabSize, Width
+from trainkit.recipe.spec import Count, Depth, Integer, Rate, Ratio, VocabSize, Width
 
 #: Keys that a recipe may change for a pretrained model: no shape depends on them.
 CHANGEABLE = frozenset(
@@ -109,7 +109,7 @@ class Transformer(Pretrained):
     """The longest text that it is meant for. If absent, `data.sequence_length`."""
     tied: bool
     """Whether the output matrix is the token embedding."""
-    initializer_range: NotNegative = 0.02
+    initializer_range: Ratio = 0.02
     """Standard deviation of random weights; smaller in matrices that add to the residual stream of deep models."""
 
     @property

@@ -11,7 +11,7 @@ from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, DecayType, WidthScaling
-from trainkit.recipe.spec import Count, Index, NotNegative, Positive
+from trainkit.recipe.spec import Count, Eps, Index, Positive, PositiveRatio, Ratio, WeightDecay
 
 
 class AdamLike(WithMoments):
@@ -19,7 +19,7 @@ class AdamLike(WithMoments):
 
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the second average."""
 
     schedulable: ClassVar[Mapping[str, str]] = BETAS
@@ -32,7 +32,7 @@ class AdamW(AdamLike):
 
     type: Literal["adamw"] = "adamw"
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adamw"
 
@@ -79,7 +79,7 @@ class NAdam(AdamLike):
     """Adam with Nesterov's momentum, whose decay rises over the steps (Dozat 2016), as in torch."""
 
     type: Literal["nadam"]
-    momentum_decay: NotNegative = 4e-3
+    momentum_decay: Ratio = 4e-3
     """How fast the decay of the momentum rises: at step t it is beta1 (1 - 0.96^(t x momentum_decay) / 2)."""
     decay_type: DecayType = "coupled"
 
@@ -90,7 +90,7 @@ class NAdamW(AdamLike):
     """AdamW that looks ahead by one step of momentum (Dozat 2016), as in optax."""
 
     type: Literal["nadamw"]
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_nadamw"
 
@@ -101,7 +101,7 @@ class Adamax(AdamLike):
     type: Literal["adamax"]
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the average of the gradients, and of the greatest gradient."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """The least that the greatest gradient is taken for."""
     decay_type: DecayType = "coupled"
 
@@ -114,7 +114,7 @@ class Adan(WithMoments):
     type: Literal["adan"]
     betas: tuple[Decay, Decay, Decay] = (0.98, 0.92, 0.99)
     """Decay of the averages of the gradients, of their differences, and of the squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the third average."""
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_adan"
@@ -133,14 +133,14 @@ class AdEMAMix(WithMoments):
     type: Literal["ademamix"]
     betas: tuple[Decay, Decay, Decay] = (0.9, 0.999, 0.9999)
     """Decay of the fast average, of the average of squares, and of the slow average."""
-    alpha: NotNegative = 5.0
+    alpha: Ratio = 5.0
     """The weight of the slow average beside the fast one."""
     ramp: Index = 0
     """Steps in which `alpha` rises from 0 and the slow decay from that of the fast average, as the paper advises for
     the start of training; 0 has both from the beginning."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the average of squares."""
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_ademamix"
     schedulable: ClassVar[Mapping[str, str]] = BETAS
@@ -165,7 +165,7 @@ class Adopt(AdamLike):
     type: Literal["adopt"]
     betas: tuple[Decay, Decay] = (0.9, 0.9999)
     """Decay of the average of divided gradients, and of the average of squares."""
-    eps: Positive = 1e-6
+    eps: Eps = 1e-6
     """The least that the root of the average of squares is taken for."""
     clip: bool = True
     """Whether divided gradients are clipped to step^(1/4), which the authors added later against bad first steps."""
@@ -179,9 +179,9 @@ class Lamb(WithMoments):
     type: Literal["lamb"]
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-6
+    eps: Eps = 1e-6
     """Added to the root of the second average."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: WeightDecay = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.adam:build_lamb"
     schedulable: ClassVar[Mapping[str, str]] = BETAS
@@ -204,15 +204,15 @@ class Sophia(WithMoments):
     type: Literal["sophia"]
     betas: tuple[Decay, Decay] = (0.965, 0.99)
     """Decay of the averages of the gradients and of the diagonals."""
-    gamma: Positive = 0.01
+    gamma: PositiveRatio = 0.01
     """The diagonal is multiplied by it: the lower, the more of the update is clipped."""
     clip: Positive = 1.0
     """The greatest magnitude of a direction."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """The least that a diagonal is taken for."""
     every: Count = 10
     """Steps from one estimate of the diagonal to the next."""
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.sophia"
     schedulable: ClassVar[Mapping[str, str]] = BETAS
@@ -229,9 +229,9 @@ class PolarDescent(WithMoments):
     type: Literal["polar-descent"]
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the second average."""
-    norm_rate: NotNegative = 1.0
+    norm_rate: Ratio = 1.0
     """The learning rate of the norm, as a multiple of `learning_rate`, which is that of the direction: a vector of norm
     1, so that N parameters want a rate about sqrt(N) lower than Adam does."""
 

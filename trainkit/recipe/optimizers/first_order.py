@@ -12,7 +12,7 @@ from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, DecayType, OptimizerSpec, WidthScaling
-from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive
+from trainkit.recipe.spec import Count, Eps, Fraction, Positive, PositiveRatio, Ratio, WeightDecay
 
 
 class Sgd(WithMoments):
@@ -57,7 +57,7 @@ class NormalizedSgd(WithMoments):
     """Decay of the average of the gradients."""
     norm: Literal["global", "layer"] = "global"
     """Over what the norm is taken: all parameters together, or each parameter of each layer."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the norm."""
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_normalized_sgd"
@@ -78,7 +78,7 @@ class Lars(WithMoments):
     """The share of the last direction that is kept."""
     nesterov: bool = False
     """Look ahead by one step of momentum."""
-    trust: Positive = 1e-3
+    trust: PositiveRatio = 1e-3
     """The size of an update as a share of the parameters, at a learning rate of 1."""
     decay_type: DecayType = "coupled"
 
@@ -103,7 +103,7 @@ class RmsProp(WithMoments):
     type: Literal["rmsprop"]
     decay: Decay = 0.99
     """Decay of the average of squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root."""
     centered: bool = False
     """Divide by the deviation from the average gradient instead (Graves 2013)."""
@@ -140,9 +140,9 @@ class Adagrad(OptimizerSpec):
     """Gradients divided by the root of the sum of all their squares (Duchi et al. 2011)."""
 
     type: Literal["adagrad"]
-    initial: NotNegative = 0.1
+    initial: Ratio = 0.1
     """What the sums begin with."""
-    eps: Positive = 1e-7
+    eps: Eps = 1e-7
     """Added to the sum below the root."""
     decay_type: DecayType = "coupled"
 
@@ -169,7 +169,7 @@ class Adafactor(OptimizerSpec):
     """The greatest root mean square of an update of a parameter."""
     relative: bool = True
     """Whether updates are multiplied by the root mean square of the parameter, so that learning rates are relative."""
-    eps: Positive = 1e-30
+    eps: Eps = 1e-30
     """Added to squares."""
 
     implementation: ClassVar[str] = "trainkit.optim.adagrad:build_adafactor"
@@ -198,7 +198,7 @@ class Lion(WithMoments):
     type: Literal["lion"]
     betas: tuple[Decay, Decay] = (0.9, 0.99)
     """The share of the average in the direction, and the decay of the average."""
-    weight_decay: NotNegative = 1.0
+    weight_decay: WeightDecay = 1.0
 
     implementation: ClassVar[str] = "trainkit.optim.sgd:build_lion"
     schedulable: ClassVar[Mapping[str, str]] = BETAS

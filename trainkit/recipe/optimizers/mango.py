@@ -10,7 +10,7 @@ from pydantic import Field
 from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape, is_stacked
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
-from trainkit.recipe.spec import NotNegative, Positive, Spec, Width
+from trainkit.recipe.spec import Eps, NotNegative, Positive, Spec, Width
 
 VectorNorm = Literal["l2", "sign", "none"]
 MatrixNorm = Literal["newton-schulz", "rows", "columns", "l2", "sign", "none"]
@@ -98,7 +98,7 @@ class Mango(WithMoments):
     divides the momentum by the root of an average of squares."""
     preconditioner_decay: Decay = 0.95
     """Decay of the squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to roots and norms."""
     iterations: Annotated[int, Field(ge=1, le=20)] = 6
     """Iterations of Newton-Schulz."""

@@ -12,7 +12,7 @@ from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape, is_hidden_matrix
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
-from trainkit.recipe.spec import Count, NotNegative, Positive
+from trainkit.recipe.spec import Count, Eps, WeightDecay
 
 Coefficients = Literal["newton-schulz", "polar-express"]
 Compute = Literal["float32", "bfloat16"]
@@ -81,7 +81,7 @@ class Muon(MatrixOptimizer, WithMoments):
     `rms` by 0.2 sqrt(max(inputs, outputs)), which makes them as large as AdamW's (Liu et al. 2025), so that a
     learning rate tuned for AdamW fits; `nuclear` by the nuclear norm of what is orthogonalised, so that updates become
     smaller with the gradients: PolarGrad, published with `nesterov = false` (Lau et al. 2025, arXiv:2505.21799)."""
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.muon"
     schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}
@@ -102,7 +102,7 @@ class Soap(MatrixOptimizer):
     type: Literal["soap"]
     betas: tuple[Decay, Decay] = (0.95, 0.95)
     """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the second average."""
     preconditioner_decay: Decay | None = None
     """Decay of the averages of gradient x gradient^T. If absent, the second of `betas`."""
@@ -110,7 +110,7 @@ class Soap(MatrixOptimizer):
     """Steps from one update of the eigenbasis to the next."""
     longest_side: Count = 10_000
     """Sides longer than this are not preconditioned."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: WeightDecay = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.soap"
     schedulable: ClassVar[Mapping[str, str]] = {"momentum": "betas.0"}
@@ -128,7 +128,7 @@ class Shampoo(MatrixOptimizer, WithMoments):
     type: Literal["shampoo"]
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the average of the directions, and of the averages of gradient x gradient^T and of squares."""
-    eps: Positive = 1e-6
+    eps: Eps = 1e-6
     """Added to the preconditioners' diagonals before the root, as a share of their norm."""
     block: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
     """The greatest side of a preconditioner: longer sides of a matrix are divided into equal blocks."""
@@ -136,7 +136,7 @@ class Shampoo(MatrixOptimizer, WithMoments):
     """Steps from one computation of the roots to the next."""
     graft: Literal["adam", "sgd", "none"] = "adam"
     """Each matrix's step is as long as that of Adam without momentum, that of gradient descent, or Shampoo's own."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: WeightDecay = 0.01
 
     implementation: ClassVar[str] = "trainkit.optim.shampoo"
     schedulable: ClassVar[Mapping[str, str]] = {"momentum": "betas.0"}

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
-from trainkit.recipe.spec import NotNegative, Positive, Spec
+from trainkit.recipe.spec import Eps, LossWeight, NotNegative, PositiveRatio, Spec
 from trainkit.recipe.union import OneOf
 
 Discount = Annotated[float, Field(gt=0, le=1)]
@@ -33,7 +33,7 @@ class OnlineDescent(LearnerSpec):
     type: Literal["descent"]
     radius: NotNegative = 0.0
     """The greatest norm of an update, over all parameters; 0 sets no limit."""
-    regularization: NotNegative = 0.0
+    regularization: LossWeight = 0.0
     """Adds so many times half the squared norm of the update to the loss."""
 
     implementation: ClassVar[str] = "trainkit.optim.online:descent"
@@ -47,7 +47,7 @@ class MirrorDescent(LearnerSpec):
     type: Literal["mirror-descent"] = "mirror-descent"
     discount: Discount = 0.99
     """The share of the update that stays, as the momentum of gradient descent."""
-    regularization: NotNegative = 0.0
+    regularization: LossWeight = 0.0
     """Divides the update by 1 + learning rate x regularization."""
 
     implementation: ClassVar[str] = "trainkit.optim.online:mirror_descent"
@@ -61,7 +61,7 @@ class AdaptiveFtrl(LearnerSpec):
     type: Literal["ftrl"]
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the second average."""
 
     implementation: ClassVar[str] = "trainkit.optim.online:ftrl"
@@ -73,9 +73,9 @@ class CoinBetting(LearnerSpec):
     9.2): `optimizer.learning_rate` multiplies the updates, leave it at 1."""
 
     type: Literal["coin-betting"]
-    wealth: Positive = 1e-4
+    wealth: PositiveRatio = 1e-4
     """The wealth that each bet begins with: the lower, the smaller the first updates."""
-    lipschitz: Positive = 1.0
+    lipschitz: PositiveRatio = 1.0
     """The greatest magnitude of a number of the gradient."""
 
     implementation: ClassVar[str] = "trainkit.optim.online:coin_betting"
@@ -87,13 +87,13 @@ class OneCoin(LearnerSpec):
     algorithm 2). `optimizer.learning_rate` multiplies the updates, leave it at 1."""
 
     type: Literal["one-coin"]
-    wealth: Positive = 1.0
+    wealth: PositiveRatio = 1.0
     """The wealth that the bet begins with: the lower, the smaller the first updates."""
-    lipschitz: Positive = 1.0
+    lipschitz: PositiveRatio = 1.0
     """The greatest norm of a gradient, such as `train.max_grad_norm`."""
     discount: Discount = 0.99
     """The share of the sum of gradients that stays from step to step."""
-    regularization: NotNegative = 0.0
+    regularization: LossWeight = 0.0
     """Adds so many times half the squared norm of the update to the loss."""
 
     implementation: ClassVar[str] = "trainkit.optim.online:one_coin"

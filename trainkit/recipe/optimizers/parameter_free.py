@@ -11,7 +11,7 @@ from pydantic import model_validator
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.schedulable import BETAS
 from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec
-from trainkit.recipe.spec import LearningRate, NotNegative, Positive
+from trainkit.recipe.spec import Eps, LearningRate, PositiveRatio, Ratio, WeightDecay
 
 
 class ScheduleFree(OptimizerSpec):
@@ -26,13 +26,13 @@ class ScheduleFree(OptimizerSpec):
     """The rule of the iterates: gradients divided by the root of the average of their squares, or as they are."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Where gradients are taken: 0 at the iterate, near 1 near the average; and the decay of the squares (adamw)."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the squares (adamw)."""
-    power: NotNegative = 0.0
+    power: Ratio = 0.0
     """Iterate t has the weight t^power in the average: above 0 later ones count more."""
-    rate_power: NotNegative = 2.0
+    rate_power: Ratio = 2.0
     """Iterates also have the weight of the greatest learning rate so far to this power."""
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.schedule_free"
     finish: ClassVar[str | None] = "trainkit.optim.schedule_free:average"
@@ -68,11 +68,11 @@ class EstimatingAdam(OptimizerSpec):
     """Multiplies the estimate."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the averages of the gradients and of their squares."""
-    eps: Positive = 1e-8
+    eps: Eps = 1e-8
     """Added to the root of the second average."""
-    first_estimate: Positive = 1e-6
+    first_estimate: Eps = 1e-6
     """The estimate before the first step: too small does little harm."""
-    weight_decay: NotNegative = 0.01
+    weight_decay: WeightDecay = 0.01
 
     owns_rate: ClassVar[bool] = True
     decays_itself: ClassVar[bool] = True
@@ -86,7 +86,7 @@ class Prodigy(EstimatingAdam):
     """
 
     type: Literal["prodigy"]
-    growth: Positive = 1.0
+    growth: PositiveRatio = 1.0
     """Multiplies new estimates."""
     safeguard_warmup: bool = False
     """Whether the learning rate of a warm-up is left out of the estimate's divisor."""

@@ -12,7 +12,7 @@ from trainkit.recipe.optimizers.matrix import MatrixOptimizer
 from trainkit.recipe.optimizers.moments import WithMoments, moment_bytes
 from trainkit.recipe.optimizers.parameters import Shape
 from trainkit.recipe.optimizers.spec import Decay
-from trainkit.recipe.spec import Count, Index, NotNegative, Positive
+from trainkit.recipe.spec import Count, Index, NotNegative, PositiveRatio, Ratio, WeightDecay
 
 Diagonal = Literal["none", "longest", "both"]
 
@@ -24,11 +24,11 @@ class Psgd(MatrixOptimizer, WithMoments):
     type: Literal["psgd"]
     momentum: Decay = 0.9
     """Decay of the average of the gradients, which is what is whitened; 0 has none."""
-    factor_rate: Positive = 0.1
+    factor_rate: PositiveRatio = 0.1
     """The learning rate of the factors, relative to their norm."""
     every_step_until: Index = 250
     """The first steps of a run, all of which update the factors. After them, updates become rarer and rarer."""
-    probability_decay: NotNegative = 1e-3
+    probability_decay: Ratio = 1e-3
     """After those steps the probability is exp(-probability_decay x steps since)."""
     least_probability: Annotated[float, Field(gt=0, le=1)] = 0.03
     """The probability that stays."""
@@ -39,7 +39,7 @@ class Psgd(MatrixOptimizer, WithMoments):
     both."""
     limit: NotNegative = 1.5
     """Numbers of a direction beyond this grow as a logarithm only; 0 leaves all as they are."""
-    weight_decay: NotNegative = 0.1
+    weight_decay: WeightDecay = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.psgd"
     schedulable: ClassVar[Mapping[str, str]] = {"momentum": "momentum"}

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from trainkit.recipe.optimizers.parameters import Shape, is_exempt_from_decay
 from trainkit.recipe.optimizers.schedulable import WithSchedules
 from trainkit.recipe.optimizers.wrapper_spec import Wrapper, WrapperSpec
-from trainkit.recipe.spec import LearningRate, NotNegative, Spec
+from trainkit.recipe.spec import LearningRate, Ratio, Spec, WeightDecay
 from trainkit.recipe.union import OneOf
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -32,9 +32,9 @@ class Group(Spec):
     optimizer: Optimizer | None = None
     """Another update rule for these parameters, such as `{ type = "adamw", learning_rate = 3e-4 }`; it has no groups of
     its own."""
-    weight_decay: NotNegative | None = None
+    weight_decay: WeightDecay | None = None
     """Overrides the optimizer's weight decay; this is how norms, biases or embeddings are decayed."""
-    learning_rate_factor: NotNegative = 1.0
+    learning_rate_factor: Ratio = 1.0
     """Multiplies the learning rate; 0 freezes these parameters."""
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class OptimizerSpec(WithSchedules):
     type: str
     learning_rate: LearningRate
     """The peak; the schedule scales it at each step."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: WeightDecay = 0.0
     """Each step subtracts learning rate x weight decay x parameter, unless `decay_type` says otherwise. Norms, biases
     and embeddings are not decayed unless a group gives them a weight decay."""
     decay_type: DecayType = "decoupled"

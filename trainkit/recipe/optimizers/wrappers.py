@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from trainkit.recipe.optimizers.wrapper_spec import Around, WrapperSpec
-from trainkit.recipe.spec import GREATEST, Count, Fraction, Positive, Width
+from trainkit.recipe.spec import GREATEST, Count, Eps, Fraction, Positive, PositiveRatio, Width
 
 
 class Cautious(WrapperSpec):
@@ -56,7 +56,7 @@ class ClipAdaptive(WrapperSpec):
     type: Literal["clip-adaptive"]
     limit: Positive = 0.01
     """The greatest norm of a gradient, as a share of the norm of its weights."""
-    eps: Positive = 1e-3
+    eps: Eps = 1e-3
     """The least that the norm of weights is taken for."""
 
     implementation: ClassVar[str] = "trainkit.optim.clipping:clip_adaptive"
@@ -109,7 +109,7 @@ class Sam(WrapperSpec):
     """
 
     type: Literal["sam"]
-    rho: Positive = 0.05
+    rho: PositiveRatio = 0.05
     """How far away the gradient is taken."""
     adaptive: bool = False
     """Whether the distance is relative to each weight (ASAM, Kwon et al. 2021); `rho` is then about ten times that."""
@@ -163,7 +163,7 @@ class Transport(WrapperSpec):
     type: Literal["transport"]
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """The momentum of the rule."""
-    scale: Positive = 1.0
+    scale: PositiveRatio = 1.0
     """How far parameters are moved, as a share of beta / (1 - beta) x change."""
 
     implementation: ClassVar[str] = "trainkit.optim.offset:build_transport"
@@ -183,7 +183,7 @@ class Mars(WrapperSpec):
     """
 
     type: Literal["mars"]
-    gamma: Positive = 0.025
+    gamma: PositiveRatio = 0.025
     """How strong the correction is."""
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """The first of the rule's betas."""

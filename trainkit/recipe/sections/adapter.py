@@ -14,7 +14,7 @@ from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.model import Model
-from trainkit.recipe.spec import Positive, Rate, Spec, Width
+from trainkit.recipe.spec import PositiveRatio, Rate, Scale, Spec, Width
 
 
 class Lora(Spec):
@@ -31,7 +31,7 @@ class Lora(Spec):
     """Branch, tag or commit on the hub; a run keeps the commit that it resolves to."""
     rank: Width = 16
     """Width of the narrow matrices."""
-    alpha: Positive = 32.0
+    alpha: Scale = 32.0
     """The product is scaled by alpha / rank; in `rslora` by alpha / sqrt(rank)."""
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Linear layers by name or glob, such as `["query", "value"]`; `all-linear` means all in the blocks except routers
@@ -41,7 +41,7 @@ class Lora(Spec):
     a matrix separately from its direction (Liu et al. 2024)."""
     dropout: Rate = 0.0
     """Share of the inputs of the first narrow matrix that training drops."""
-    learning_rate_ratio: Positive = 1.0
+    learning_rate_ratio: PositiveRatio = 1.0
     """How much faster the second matrix learns than the first (LoRA+, Hayou et al. 2024, who use 16)."""
     base: Literal["none", "nf4"] = "none"
     """How the frozen matrices are stored: as `precision.params` says, or in 4 bit (QLoRA, Dettmers et al. 2023)."""

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from trainkit.recipe.families.model import Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.task_spec import TaskSpec
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Count, Positive, Temperature
 from trainkit.text import plural
 
 
@@ -24,7 +24,7 @@ class Embedding(TaskSpec):
     type: Literal["embedding"]
     pooling: Literal["mean", "first", "last"] = "mean"
     """How to compute the vector of a text from its last hidden states: their mean, or the first or the last one."""
-    temperature: Positive = 0.05
+    temperature: Temperature = 0.05
     """What cosine similarities are divided by before the softmax."""
     symmetric: bool = False
     """Whether positives also have to find their queries; the loss is then the mean of both."""

@@ -11,7 +11,7 @@ from trainkit.recipe.families.model import WRITING, Head, ModelSpec
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.task_spec import TaskSpec
-from trainkit.recipe.spec import Count, Fraction, Index, NotNegative, Positive, Spec
+from trainkit.recipe.spec import Count, Fraction, Index, NotNegative, Spec, Temperature
 from trainkit.text import plural
 
 #: Bytes of a number in float32.
@@ -82,7 +82,7 @@ class Sample(Spec):
     """Draw only from the likeliest tokens whose probabilities together reach this share. If absent, from all."""
     min_p: Fraction | None = None
     """Draw only from tokens at least this many times as likely as the likeliest. If absent, from all."""
-    repetition_penalty: Positive = 1.0
+    repetition_penalty: Temperature = 1.0
     """Above 1, tokens that already occur in the text become less likely; 1 changes nothing."""
 
     @property

@@ -11,7 +11,7 @@ from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task_spec import TaskSpec, check_last_token
-from trainkit.recipe.spec import NotNegative, Positive
+from trainkit.recipe.spec import LossWeight, PositiveRatio
 
 
 class Preference(TaskSpec):
@@ -23,7 +23,7 @@ class Preference(TaskSpec):
     `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen reference: the parameters at
     the start of the run, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
     (Meng et al. 2024) and `"cpo"` (Xu et al. 2024) need none."""
-    beta: Positive = 0.1
+    beta: PositiveRatio = 0.1
     """How much the reward counts: reward = beta x log-likelihood, less that of the reference where there is one. IPO
     calls it tau, ORPO lambda. SimPO is usually run with 2."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -32,9 +32,9 @@ class Preference(TaskSpec):
     per_token: bool = False
     """For `"dpo"` and `"robust"`: whether to divide a reward by the tokens of its answer, so that long answers count no
     more than short ones (Lambert et al. 2024, Tulu 3)."""
-    margin: NotNegative = 0.0
+    margin: LossWeight = 0.0
     """By how much the rewards are to differ: gamma of `"simpo"`."""
-    likelihood: NotNegative = 1.0
+    likelihood: LossWeight = 1.0
     """How much the mean cross-entropy of the chosen answer's tokens counts beside the preference; of `"cpo"` and
     `"orpo"`."""
     likelihood_of_prompt: bool = False
@@ -93,7 +93,7 @@ class Reward(TaskSpec):
     The model has one score for a text, as `…ForSequenceClassification` of transformers with one label has."""
 
     type: Literal["reward"]
-    centring: NotNegative = 0.0
+    centring: LossWeight = 0.0
     """How much the squared sum of a pair's two scores counts in the loss, which keeps scores near 0 (Eisenstein et al.
     2023). trl calls it `center_rewards_coefficient`; 0.01 is usual."""
     new_head: bool = False
@@ -124,11 +124,11 @@ class Kto(TaskSpec):
     0 where that is negative."""
 
     type: Literal["kto"]
-    beta: Positive = 0.1
+    beta: PositiveRatio = 0.1
     """How much the reward counts."""
-    desirable_weight: Positive = 1.0
+    desirable_weight: PositiveRatio = 1.0
     """How much a good answer counts in the loss."""
-    undesirable_weight: Positive = 1.0
+    undesirable_weight: PositiveRatio = 1.0
     """How much a bad answer counts in the loss. The paper advises weights with which desirable_weight x good answers is
     between 1 and 4/3 times undesirable_weight x bad answers."""
 

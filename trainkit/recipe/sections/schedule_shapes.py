@@ -11,14 +11,14 @@ from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.schedule_spec import NEVER, Schedule, ScheduleSpec, Span, check_sum, span_steps
-from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
+from trainkit.recipe.spec import Count, Exponent, Fraction, PositiveRatio, Ratio, Spec
 
 
 class Polynomial(ScheduleSpec):
     """A power of the share of the run that is left, from 1 to `min_ratio`."""
 
     type: Literal["polynomial"]
-    power: Positive = 2.0
+    power: Exponent = 2.0
     """1 is a straight line; above it the rate falls fastest at first."""
     min_ratio: Fraction = 0.0
     """Final learning rate, as a share of the peak."""
@@ -74,7 +74,7 @@ class Power(ScheduleSpec):
     """A power of the step (Shen et al. 2024, arXiv:2408.13359); it does not depend on the length of the run."""
 
     type: Literal["power"]
-    exponent: Positive = 0.51
+    exponent: Exponent = 0.51
     """The rate falls as step^-exponent."""
     timescale: Count = 1000
     """The step at which the rate begins to fall from the peak."""
@@ -89,7 +89,7 @@ class PiecewiseLinear(ScheduleSpec):
     type: Literal["piecewise-linear"]
     warmup: Span = 0
     """Length of a linear rise from 0 that replaces the lines: an integer is steps, a float a fraction of the run."""
-    points: Annotated[tuple[tuple[Span, NotNegative], ...], Field(min_length=1)]
+    points: Annotated[tuple[tuple[Span, Ratio], ...], Field(min_length=1)]
     """Where the lines meet: `[[0, 1.0], [0.5, 0.1], [1.0, 0.0]]` falls to a tenth of the peak in the first half, and to
     0 in the second. Integers are steps, floats fractions of the run. Before the first point and after the last one the
     rate is theirs."""
@@ -161,7 +161,7 @@ class ChainPart(Spec):
 
     length: Count | Fraction
     """Steps, or as a float the fraction of the run. The last part takes what is left."""
-    ratio: Positive = 1.0
+    ratio: PositiveRatio = 1.0
     """The peak of this part, as a share of `optimizer.learning_rate`."""
     schedule: Schedule
     """The schedule of this part, as if it were a run of its own."""

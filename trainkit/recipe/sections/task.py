@@ -15,7 +15,7 @@ from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Concatenate, Data, Pack, Pad, Windows
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec
-from trainkit.recipe.spec import Count, Fraction, NotNegative, Number
+from trainkit.recipe.spec import Count, Fraction, LossWeight, Number
 from trainkit.recipe.union import OneOf
 
 
@@ -25,10 +25,10 @@ class NextTokens(TaskSpec):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each target that is spread evenly over the vocabulary (Szegedy et al. 2016), as in transformers. It
     changes the gradient, not the logged loss."""
-    z_loss: NotNegative = 0.0
+    z_loss: LossWeight = 0.0
     """Weight of the squared logarithm of the softmax's divisor, which keeps logits near 0 (Chowdhery et al. 2022, PaLM,
     uses 1e-4). It changes the gradient, not the logged loss."""
-    embedding_noise: NotNegative = 0.0
+    embedding_noise: LossWeight = 0.0
     """Alpha of NEFTune (Jain et al. 2023); 5 is usual. Training adds uniform noise of up to alpha / sqrt(positions of a
     row x hidden) to the embeddings of tokens."""
 
