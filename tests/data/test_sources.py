@@ -21,8 +21,9 @@ import pytest
 from pyarrow import parquet
 
 from trainkit.data.cache import build as caches
+from trainkit.data.sources.braces import expand_braces
 from trainkit.data.sources.listing import list_files
-from trainkit.data.sources.patterns import expand_braces, match_files
+from trainkit.data.sources.patterns import match_files
 from trainkit.data.sources.source_file import SourceFile, read
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe.sections.source import Files, PythonStdlib, Tokens

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, pre_tokenizers
 
 from trainkit.data.documents.pieces import Characters, LabelledSpan
 from trainkit.data.sources.digests import of_bytes
+from trainkit.data.tokenizer.parse import end_of_text, parse, unknown_token, vocab_size
 from trainkit.data.tokenizer.special_tokens import (
-    NAMES,
     NOTHING,
     Beside,
     id_of,
@@ -25,16 +24,11 @@ from trainkit.data.tokenizer.special_tokens import (
     special_tokens,
 )
 from trainkit.errors import TrainkitError
-from trainkit.text import one_line, shorten
 
 #: What stands for a space in the names of tokens, and for other white space: as it is, as byte-level tokenizers write
 #: it, and as a single byte.
 _SPACES = "Ġ", "▁"
 _WHITE = "\t", "\n", "\r", "ĉ", "Ċ", "č", "<0x09>", "<0x0A>", "<0x0D>"
-
-
-#: So many ids without a token are no mistake, whatever the size of the vocabulary.
-UNUSED_IDS = 65_536
 
 
 @dataclass(frozen=True)
@@ -81,12 +75,12 @@ class LoadedTokenizer:
         """
         self.path = path
         self.content, self.beside = content, beside
-        self._tokenizer = _parse(path, content)
-        self.vocab_size = _vocab_size(self._tokenizer, path)
-        self.end_of_text = _end_of_text(self._tokenizer, beside, path)
+        self._tokenizer = parse(path, content)
+        self.vocab_size = vocab_size(self._tokenizer, path)
+        self.end_of_text = end_of_text(self._tokenizer, beside, path)
         self.beginning_of_text = id_of("bos", self._tokenizer, beside)
         self.padding = id_of("pad", self._tokenizer, beside)
-        self.unknown = _unknown(self._tokenizer, content)
+        self.unknown = unknown_token(self._tokenizer, content)
         self.special_tokens = special_tokens(self._tokenizer)
         self.begins = put_around(self._tokenizer)[0] == (self.beginning_of_text,)
         self.fingerprint = of_bytes(content, repr((self.beginning_of_text, self.end_of_text)).encode())
@@ -213,7 +207,7 @@ class LoadedTokenizer:
         """By whether names of special tokens are these tokens."""
         made = {}
         for named in (False, True):
-            made[named] = tokenizer = _parse(self.path, self.content)
+            made[named] = tokenizer = parse(self.path, self.content)
             tokenizer.encode_special_tokens = not named
             # where no special tokens are added all it does is to leave spaces out of the places of tokens
             tokenizer.post_processor = None  # type: ignore[assignment]
@@ -221,7 +215,7 @@ class LoadedTokenizer:
 
     @cached_property
     def _of_words(self) -> Tokenizer:
-        tokenizer = _parse(self.path, self.content)
+        tokenizer = parse(self.path, self.content)
         tokenizer.post_processor = None  # type: ignore[assignment]
         if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
             tokenizer.pre_tokenizer.add_prefix_space = True
@@ -229,7 +223,7 @@ class LoadedTokenizer:
 
     @cached_property
     def _with_special_tokens(self) -> Tokenizer:
-        tokenizer = _parse(self.path, self.content)
+        tokenizer = parse(self.path, self.content)
         tokenizer.encode_special_tokens = False
         return tokenizer
 
@@ -263,55 +257,3 @@ def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
     except OSError as error:
         raise TrainkitError(f"cannot read the tokenizer: {error.strerror or error}", where=str(path)) from error
     return LoadedTokenizer(path, content, read_beside(path, config=config))
-
-
-def _parse(path: Path, content: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    # tokenizers raises ValueError here, and bare Exception elsewhere, for whatever is wrong with the content
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust
-            raise
-        raise TrainkitError(
-            f"is not a tokenizer of the tokenizers library: {error}",
-            where=str(path),
-            hint="give a tokenizer.json as Hugging Face's fast tokenizers save it",
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
-def _vocab_size(tokenizer: Tokenizer, path: Path) -> int:
-    """Return the highest id plus 1. Raises TrainkitError if hardly any id below it has a token: it is a mistake."""
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    size = max(ids.values(), default=-1) + 1
-    if size > UNUSED_IDS + 4 * len(ids):
-        last = max(ids, key=lambda name: ids[name])
-        raise TrainkitError(
-            f"the token {shorten(one_line(last))!r} has the id {size - 1:,}, and there are only {len(ids):,} tokens:"
-            " the model would need a row for each id",
-            where=str(path),
-            hint="bring the file back as it was, or give the token the next free id",
-        )
-    return size
-
-
-def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:
-    if (id_ := id_of("eos", tokenizer, beside)) is not None:
-        return id_
-    raise TrainkitError(
-        f"the tokenizer has no end-of-text token; looked for {', '.join(NAMES['eos'])}",
-        where=str(path),
-        hint='name it in a tokenizer_config.json beside the tokenizer: {"eos_token": "…"}; or train one:'
-        " [tokenizer] train = { vocab_size = 4096 }",
-    )
-
-
-def _unknown(tokenizer: Tokenizer, content: bytes) -> int | None:
-    model = tokenizer.model
-    if isinstance(model, models.Unigram):  # the Python binding does not expose it
-        unknown: int | None = json.loads(content)["model"]["unk_id"]
-        return unknown
-    return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
