@@ -408,7 +408,7 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
             "without quotes",
         ),
         ("batch_size =", "train.batch_size = 0: expected a whole number from 1 to 1,000,000,000", ""),
-        ("learning_rate =", "optimizer.learning_rate = -1: expected a number from 1e-37 to 1e", ""),
+        ("learning_rate =", "optimizer.learning_rate = -1: expected a number from 1e-37 to 10,000", ""),
         (
             '"cosin"',
             'schedule.type = "cosin": expected "cosine" or "linear" or "constant" or "wsd"',
