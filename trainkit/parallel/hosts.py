@@ -34,6 +34,8 @@ _SHUTDOWN = 3600
 #: The first process forgets a decision after this many others. A process that falls further behind waits forever, and
 #: a paused run makes about 15 decisions a second.
 _KEPT = 100_000
+#: Seconds by which the first process ends after the others.
+_LAST = 1.0
 #: Where a process leaves the name of its host when it ends with an error.
 _LEFT = "trainkit/left/"
 #: A process whose number is unknown.
@@ -276,6 +278,8 @@ def leave(code: int, *, seconds: float = 2 * _PATIENCE / 1000) -> None:
         with contextlib.suppress(RuntimeError):  # time for the others to hear of it, and of the first one's decisions
             _group.client.key_value_set(f"{_LEFT}{_group.number}", socket.gethostname(), allow_overwrite=True)
             _group.client.wait_at_barrier("trainkit/leaving", round(1000 * seconds))
+            if not _group.number:  # jax aborts whoever is still there when the first one ends
+                time.sleep(_LAST)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
