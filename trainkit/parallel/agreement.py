@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.parallel import hosts
-from trainkit.parallel.hosts import FirstFailed, ProcessEnded, ProcessFailed, ProcessGroup, ended
+from trainkit.parallel.hosts import FirstFailed, ProcessEnded, ProcessFailed, ProcessGroup, error_of_end
 
 T = TypeVar("T")
 #: Seconds that a process waits after an error for the others, which may be waiting for it within a computation.
@@ -108,7 +108,7 @@ def ended_process(seconds: float) -> ProcessEnded | None:
     group, until = hosts.group(), time.monotonic() + seconds
     while group is not None and time.monotonic() < until:
         if which := group.which_left():
-            return ended(which)
+            return error_of_end(which)
         time.sleep(0.05)
     return None
 

@@ -95,7 +95,7 @@ class ProcessGroup:
         try:
             self.client.key_value_set_bytes(key, value)
         except RuntimeError as error:
-            raise ended(self._lost() or _ANOTHER) from error
+            raise error_of_end(self._lost() or _ANOTHER) from error
 
     def receive(self, key: str, *, until: float | None = None) -> bytes:
         """Return a value that another process sets. Raises ProcessEnded if one has ended, and at the moment `until`."""
@@ -109,7 +109,7 @@ class ProcessGroup:
                 if which:
                     if "DEADLINE_EXCEEDED" in str(error):  # else jax aborts this process sooner than it can end
                         self.stop_watching()
-                    raise ended(which) from error
+                    raise error_of_end(which) from error
 
     def _lost(self) -> str:
         return self.presence.lost if self.presence else ""
@@ -125,7 +125,7 @@ class ProcessGroup:
         return next((f"process {number} on {host}" for number, host in sorted(gone)), "")
 
 
-def ended(which: str) -> ProcessEnded:
+def error_of_end(which: str) -> ProcessEnded:
     """Return the error that a process, such as "process 1 on host", has ended."""
     return ProcessEnded(
         f"{which} has ended",
@@ -246,7 +246,7 @@ def send_to_first(message: str) -> None:
     try:
         _group.client.key_value_set(f"trainkit/messages/{_group.number}", message, allow_overwrite=True)
     except RuntimeError as error:
-        raise ended(_ANOTHER) from error
+        raise error_of_end(_ANOTHER) from error
 
 
 def messages_from_others() -> list[str]:
