@@ -38,15 +38,15 @@ from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations, InterruptibleJit
 from trainkit.train.control import Commands
-from trainkit.train.finish import finish_in_time
-from trainkit.train.loop import EvaluationReport, Job, SampleReport, train
+from trainkit.train.finish import FinishInTime, finish_in_time
+from trainkit.train.loop import EvaluationReport, Job, Outcome, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.reference import log_info
 from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.state import State, with_averages
-from trainkit.train.verdicts import Rollback, Verdicts
+from trainkit.train.verdicts import Verdicts
 from trainkit.train.watchdog import Watchdog, report_stall
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
@@ -72,119 +72,140 @@ class Attempt(NamedTuple):
 
 
 class LoopEnd(NamedTuple):
-    """How the loop ended: `done`, stopped, or out of memory after `step` steps had been dispatched."""
+    """How the loop ended."""
 
     done: bool
-    out_of_memory: bool
-    step: int
+    """Whether nothing of the run is left to do."""
+    outcome: Outcome
+    """Without the state."""
     commands: Commands
     reason: str = ""
     """Why the run was done before its last step."""
-    rollback: Rollback | None = None
-    """Why and how the run must go back to an earlier checkpoint, if it must."""
-    measuring: bool = False
-    """Whether the step that ran out of memory may have been one with statistics."""
-
-    @property
-    def starts_again(self) -> bool:
-        """Whether the attempt must continue from a checkpoint, in this process."""
-        return self.out_of_memory or self.rollback is not None
 
 
 def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
     """Run the loop from the state in `ready`. `before` took the commands until memory ran out, if it did."""
-    directory, recipe, log = attempt.directory, attempt.recipe, attempt.log
-    cache, data, exporting = attempt.cache, attempt.data, attempt.exporting
-    schedule, program = ready.schedule, ready.program
-    plan, built, first = program.plan, program.built, int(ready.state.step)
+    outcome: Outcome | None = None
     with contextlib.ExitStack() as opened:
-        finish = hosts.from_first(lambda: finish_in_time(recipe, directory))
-        checkpointing = Checkpointing(
-            directory,
-            recipe.checkpoint,
-            log=log,
-            provenance=lambda last: replace(attempt.provenance(last), left_out=attempt.left_out),
-            reader=exporting,
-            restored=None if start.reset_optimizer else first,
-            on_saved=finish.note_save if finish else lambda seconds: None,
-            goes_back=recipe.guard.goes_back,
-        )
-        opened.callback(checkpointing.close)  # if training fails, a save that has started is still good
-        best = hosts.from_first(lambda: best_so_far(directory, recipe))
-        checkpointing.keep_best(best.mark)
-        compilations = Compilations(log)
-        opened.callback(compilations.close)
-        commands = Commands(
-            server=attempt.server,
-            signal=attempt.signal,
-            log=log,
-            schedule=schedule,
-            repeats=ready.repeats,
-            before=before,
-            finish=finish,
-        )
-        minutes, stops = recipe.guard.stalled_minutes, recipe.guard.stalled == "stop"
-        report = partial(report_stall, directory / BLACK_BOXES, log, stops=stops)
-        watchdog = Watchdog(None if minutes is None else 60 * minutes, report)
-        opened.callback(watchdog.close)
-        boxes = BlackBoxes(directory, recipe, cache, data, log, left_out=attempt.left_out)
-        verdicts = Verdicts(recipe.guard, log=log, report=boxes.write, rollbacks=attempt.rollbacks)
-        metrics = MetricsWriter(
-            log,
-            data=data.epochs,
-            work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops),
-            scheduled=data.schedule_values,
-            check=verdicts.check,
-        )
-        profile = Profile(directory, start.profile, log=log, metrics=metrics)
-        starts_again = False
-        opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
-        prefetch = _prefetch(attempt, ready, first=first)
-        opened.callback(prefetch.close)
 
-        def close_cache() -> None:
-            if not starts_again:
-                cache.close()
+        def starts_again() -> bool:
+            return outcome is not None and outcome.starts_again
 
-        opened.callback(close_cache)  # before the prefetch, which may be waiting for the cache
-        job = Job(
-            recipe=recipe,
-            schedule=schedule,
-            step=program,
-            measuring_step=program.measuring_step,
-            prefetch=prefetch,
-            metrics=metrics,
-            commands=commands,
-            checkpointing=checkpointing,
-            best=best,
-            evaluate=_evaluation(attempt, built, plan, commands=commands),
-            sample=_sampler(attempt, built, commands=commands),
-            statistics=partial(log_distributions, log),
-            compilations=compilations,
-            profile=profile,
-            log=log,
-            check_health=attempt.health.check,
-            watchdog=watchdog,
-            left_out=frozenset(attempt.left_out),
-            owed=hosts.from_first(
-                lambda: find_owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)
-            ),
-        )
-        metrics.restart_clock()
-        outcome = train(ready.state, job)
-        if starts_again := outcome.out_of_memory or outcome.rollback is not None:
-            return LoopEnd(
-                False, outcome.out_of_memory, outcome.step, commands, "", outcome.rollback, outcome.measuring
-            )
+        job = _assemble(ready, start, attempt, before=before, opened=opened, starts_again=starts_again)
+        job.metrics.restart_clock()
+        outcome = train(ready.state, job)._replace(state=None)
+        if outcome.starts_again:
+            return LoopEnd(False, outcome, job.commands)
         last = outcome.step
-        reason = "" if last >= schedule.total_steps else best.reason
-        done = last >= schedule.total_steps or bool(reason)
-        done = done and not (outcome.stopped and find_owed(directory, recipe, last, last=True))
-        if exporting:  # the control server is still open, so that a person can cancel the wait
-            done &= exporting.finish(
-                interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
+        reason = "" if last >= job.schedule.total_steps else job.best.reason
+        done = last >= job.schedule.total_steps or bool(reason)
+        done = done and not (outcome.stopped and find_owed(attempt.directory, attempt.recipe, last, last=True))
+        if attempt.exporting:  # the control server is still open, so that a person can cancel the wait
+            done &= attempt.exporting.finish(
+                interrupted=job.commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
             )
-    return LoopEnd(done, False, outcome.step, commands, reason)
+    return LoopEnd(done, outcome, job.commands, reason)
+
+
+def _assemble(
+    ready: Ready,
+    start: Start,
+    attempt: Attempt,
+    *,
+    before: Commands | None,
+    opened: contextlib.ExitStack,
+    starts_again: Callable[[], bool],
+) -> Job:
+    """Return what the loop works with. What must be closed after it is pushed onto `opened`.
+
+    Args:
+        starts_again: whether another loop of this attempt follows, which will need the cache.
+    """
+    directory, recipe, log, schedule = attempt.directory, attempt.recipe, attempt.log, ready.schedule
+    program, first = ready.program, int(ready.state.step)
+    plan, built = program.plan, program.built
+    finish = hosts.from_first(lambda: finish_in_time(recipe, directory))
+    checkpointing = _checkpointing(attempt, finish, restored=None if start.reset_optimizer else first)
+    opened.callback(checkpointing.close)  # if training fails, a save that has started is still good
+    best = hosts.from_first(lambda: best_so_far(directory, recipe))
+    checkpointing.keep_best(best.mark)
+    compilations = Compilations(log)
+    opened.callback(compilations.close)
+    commands = Commands(
+        server=attempt.server,
+        signal=attempt.signal,
+        log=log,
+        schedule=schedule,
+        repeats=ready.repeats,
+        before=before,
+        finish=finish,
+    )
+    watchdog = _watchdog(attempt)
+    opened.callback(watchdog.close)
+    metrics = _metrics(attempt, plan)
+    profile = Profile(directory, start.profile, log=log, metrics=metrics)
+    opened.callback(lambda: profile.close(log.step, starts_again=starts_again()))
+    prefetch = _prefetch(attempt, ready, first=first)
+    opened.callback(prefetch.close)
+    # before the prefetch, which may be waiting for the cache
+    opened.callback(lambda: None if starts_again() else attempt.cache.close())
+    return Job(
+        recipe=recipe,
+        schedule=schedule,
+        step=program,
+        measuring_step=program.measuring_step,
+        prefetch=prefetch,
+        metrics=metrics,
+        commands=commands,
+        checkpointing=checkpointing,
+        best=best,
+        evaluate=_evaluation(attempt, built, plan, commands=commands),
+        sample=_sampler(attempt, built, commands=commands),
+        statistics=partial(log_distributions, log),
+        compilations=compilations,
+        profile=profile,
+        log=log,
+        check_health=attempt.health.check,
+        watchdog=watchdog,
+        left_out=frozenset(attempt.left_out),
+        owed=hosts.from_first(
+            lambda: find_owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)
+        ),
+    )
+
+
+def _checkpointing(attempt: Attempt, finish: FinishInTime | None, *, restored: int | None) -> Checkpointing:
+    """Return what saves. `restored` is the step whose checkpoint the state was restored from, if it is as it was."""
+    return Checkpointing(
+        attempt.directory,
+        attempt.recipe.checkpoint,
+        log=attempt.log,
+        provenance=lambda last: replace(attempt.provenance(last), left_out=attempt.left_out),
+        reader=attempt.exporting,
+        restored=restored,
+        on_saved=finish.note_save if finish else lambda seconds: None,
+        goes_back=attempt.recipe.guard.goes_back,
+    )
+
+
+def _watchdog(attempt: Attempt) -> Watchdog:
+    guard = attempt.recipe.guard
+    report = partial(report_stall, attempt.directory / BLACK_BOXES, attempt.log, stops=guard.stalled == "stop")
+    return Watchdog(None if guard.stalled_minutes is None else 60 * guard.stalled_minutes, report)
+
+
+def _metrics(attempt: Attempt, plan: Plan) -> MetricsWriter:
+    """Return what writes and judges the metrics of each step."""
+    recipe, data, log = attempt.recipe, attempt.data, attempt.log
+    boxes = BlackBoxes(attempt.directory, recipe, attempt.cache, data, log, left_out=attempt.left_out)
+    verdicts = Verdicts(recipe.guard, log=log, report=boxes.write, rollbacks=attempt.rollbacks)
+    return MetricsWriter(
+        log,
+        data=data.epochs,
+        work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops),
+        scheduled=data.schedule_values,
+        check=verdicts.check,
+    )
 
 
 def _prefetch(attempt: Attempt, ready: Ready, *, first: int) -> Prefetch:

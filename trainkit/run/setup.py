@@ -46,6 +46,7 @@ from trainkit.train.profile import check_steps
 from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.signals import Signals
 from trainkit.train.state import State, without_frozen
+from trainkit.train.verdicts import Rollback
 
 
 def train(
@@ -67,9 +68,8 @@ def train(
     agree_on_memory(recipe.parallel.platform)
 
     newest = store.newest(directory)
-    resumed = newest is not None
-    with_tokenizer = recorded.with_own_tokenizer(recipe, directory) if resumed else recipe
-    cache = hosts.first_goes(partial(_tokens, with_tokenizer, log, resumed=resumed))
+    with_tokenizer = recorded.with_own_tokenizer(recipe, directory) if newest else recipe
+    cache = hosts.first_goes(partial(_tokens, with_tokenizer, log, resumed=newest is not None))
     afterwards.callback(cache.close)
     data, data_health = TrainSet(cache, recipe), DataHealth(cache, recipe, log)
     prepare = partial(
@@ -79,23 +79,9 @@ def train(
 
     if hosts.is_first():
         recorded.keep(cache, directory)
-    first = int(ready.state.step)
-    kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
-    kept += 2 * (recipe.guard.goes_back is not None)
-    saved = without_frozen(ready.state)
-    arrays = len(jax.tree.leaves(saved))
-    disk = DiskSpace(directory, size_of(saved), log, keep_last=kept, arrays=arrays)
+    disk = _disk_space(directory, recipe, ready.state, log)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
-    facts = Provenance(
-        recipe=recipe.fingerprint(),
-        data=cache.fingerprint,
-        attempt=log.attempt,
-        base=base_digest(ready.state.frozen, recipe),
-        began_with=newest.manifest.began_with if newest else _log_parameters(recipe, ready.state, log),
-        recipe_text=dumps(recipe, loaded.origins, loaded.path),
-        tokenizer=tokenizer_checksum(directory),
-    )
-
+    facts = _provenance(directory, loaded, cache, ready.state, began=newest, log=log)
     with contextlib.closing(SharedServer(Server(directory) if hosts.is_first() else None)) as server:
         attempt = Attempt(
             directory=directory,
@@ -103,7 +89,7 @@ def train(
             cache=cache,
             data=data,
             provenance=partial(provenance_of, facts, trackers, log),
-            exporting=Exporting(directory, recipe, first=first, log=log) if recipe.export else None,
+            exporting=Exporting(directory, recipe, first=int(ready.state.step), log=log) if recipe.export else None,
             server=server,
             signal=SharedSignals(signal),
             health=Health(cache, trackers, data_health, disk, log),
@@ -112,23 +98,49 @@ def train(
             log=log,
         )
         signal.training_begins()
-        end = run_loop(ready, start, attempt)
-        measures = True
-        while end.starts_again:  # a resume in this process: without some steps or statistics, or in smaller parts
-            failed = ready.program.plan
-            measures &= not end.measuring
-            if end.rollback is not None:
-                roll_back(directory, end.rollback, log)
-                if attempt.exporting:
-                    attempt.exporting.go_back(beyond=end.rollback.left_out[0] - 1)
-                left_out = tuple(sorted({*attempt.left_out, *end.rollback.left_out}))
-                attempt = attempt._replace(left_out=left_out, rollbacks=attempt.rollbacks + 1)
-            plan = failed if end.measuring or end.rollback is not None else smaller_plan(recipe, failed)
+        end, measures = run_loop(ready, start, attempt), True
+        while (outcome := end.outcome).starts_again:  # a resume in this process
+            failed, rollback = ready.program.plan, outcome.rollback
+            measures &= not outcome.measuring
+            attempt = attempt if rollback is None else _roll_back(attempt, rollback)
+            plan = failed if outcome.measuring or rollback is not None else smaller_plan(recipe, failed)
             del ready  # the new state needs its memory
             start = start.again(directory, log=log)
-            ready = prepare(start, restart=Restart(failed, plan, end.step, end.rollback is not None, measures))
+            ready = prepare(start, restart=Restart(failed, plan, outcome.step, rollback is not None, measures))
             end = run_loop(ready, start, attempt, before=end.commands)
         return end
+
+
+def _roll_back(attempt: Attempt, rollback: Rollback) -> Attempt:
+    """Leave the run with good checkpoints and exports only, and return the attempt without the steps to leave out."""
+    roll_back(attempt.directory, rollback, attempt.log)
+    if attempt.exporting:
+        attempt.exporting.go_back(beyond=rollback.left_out[0] - 1)
+    left_out = tuple(sorted({*attempt.left_out, *rollback.left_out}))
+    return attempt._replace(left_out=left_out, rollbacks=attempt.rollbacks + 1)
+
+
+def _disk_space(directory: Path, recipe: Recipe, state: State, log: EventLog) -> DiskSpace:
+    """Return what watches whether the disk has room for the checkpoints of a run."""
+    kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
+    kept += 2 * (recipe.guard.goes_back is not None)
+    saved = without_frozen(state)
+    return DiskSpace(directory, size_of(saved), log, keep_last=kept, arrays=len(jax.tree.leaves(saved)))
+
+
+def _provenance(
+    directory: Path, loaded: Loaded, cache: caches.Cache, state: State, *, began: store.Info | None, log: EventLog
+) -> Provenance:
+    """Return what the checkpoints of an attempt record, with `began`, the newest one when it began."""
+    return Provenance(
+        recipe=loaded.recipe.fingerprint(),
+        data=cache.fingerprint,
+        attempt=log.attempt,
+        base=base_digest(state.frozen, loaded.recipe),
+        began_with=began.manifest.began_with if began else _log_parameters(loaded.recipe, state, log),
+        recipe_text=dumps(loaded.recipe, loaded.origins, loaded.path),
+        tokenizer=tokenizer_checksum(directory),
+    )
 
 
 def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:

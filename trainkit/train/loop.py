@@ -100,6 +100,11 @@ class Outcome(NamedTuple):
     rollback: Rollback | None = None
     """Why and how the run must go back to an earlier checkpoint, if it must."""
 
+    @property
+    def starts_again(self) -> bool:
+        """Return whether the attempt must continue from a checkpoint, in this process."""
+        return self.out_of_memory or self.rollback is not None
+
 
 def train(state: State, job: Job) -> Outcome:
     """Train from the step of `state` to the last one, until a command or signal stops the run, or memory runs out.
