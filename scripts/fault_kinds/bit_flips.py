@@ -34,7 +34,7 @@ from trainkit.events.tail import NAME as LOG
 from trainkit.run.resume import prepare
 from trainkit.rundir import checkpoint_files
 
-RESUMED_EVERY = 50
+RESUMED_EVERY = 100
 #: The last step before the run was killed: not that of a checkpoint.
 KILLED_AFTER = 20
 #: Files that a resume does not read: written for people, locks, and what is made again.

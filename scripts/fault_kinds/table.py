@@ -31,7 +31,7 @@ said what differs. *Lost*: committed work was gone, or there was a traceback. *W
   mounted elsewhere; the run in it is resumed to its end and compared in the same way. What the trainer wrote and did
   not flush is missing in the copy. Not tried: disks that lose or reorder what the file system has flushed.
 - **bit-flips**: one bit of one file of a killed run, its checkpoints or its cache is flipped, each kind of file
-  equally often. A process resumes about one run in 50 to its end, which is compared in the same way. For the others a
+  equally often. A process resumes about one run in 100 to its end, which is compared in the same way. For the others a
   process that stays reads, through trainkit's own functions, all that a resume reads: recipe, tokenizer, every
   training and validation batch, the arrays of the newest whole checkpoint, the log. Every later step is a function of
   these, so each is compared with what it was.

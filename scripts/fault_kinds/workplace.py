@@ -74,7 +74,7 @@ class Workplace:
     directory: Path
     end: str
     """A digest of the arrays of the last checkpoint."""
-    losses: dict[int, float]
+    losses: dict[int, float | None]
 
     @staticmethod
     def make(directory: Path) -> Workplace:
@@ -118,9 +118,10 @@ def end_of(run: Path) -> str:
     return digest.hexdigest()
 
 
-def losses_of(run: Path) -> dict[int, float]:
-    """Return the loss of each step in a run's log."""
-    return {event["step"]: event["metrics"]["train/loss"] for event in read(run) if event["type"] == "step"}
+def losses_of(run: Path) -> dict[int, float | None]:
+    """Return the loss of each step in a run's log; None where a flipped bit has made another key of it."""
+    steps = (event for event in read(run) if event["type"] == "step")
+    return {event["step"]: event.get("metrics", {}).get("train/loss") for event in steps}
 
 
 def lines_of(run: Path) -> int:
