@@ -6,6 +6,8 @@ from __future__ import annotations
 import base64
 import json
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from track_run import CHILD
 from trainer import BARE, trainkit, workplace
 
 from trainkit.rundir import kept_secrets
@@ -83,6 +86,7 @@ def test_secrets_are_used_and_stand_nowhere(tmp_path: Path, served: str) -> None
     sources += f'api_key = "{KEY}"\nname = "b"\nweight = 1.0'
     escaped = sources.encode("unicode_escape").decode().replace("\\n", "\n").replace("\\x", "\\u00")
     recipe = BARE.replace("steps = 24", "steps = 4").replace('path = "text/*.txt"', escaped)
+    recipe = recipe.replace("aim = false", "tensorboard = true")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     workplace(tmp_path / "a", recipe.replace("[run]", '[plugins]\nfiles = ["../plugin.py"]\n[run]'), documents=1)
     place = tmp_path / "a"
@@ -101,6 +105,9 @@ def test_secrets_are_used_and_stand_nowhere(tmp_path: Path, served: str) -> None
     call("resume", "tiny", "--set", "train.steps=6", "--set", "train.batch_size=8", "--raise-rate", "--plain")
     call("inspect", "tiny", "--step", "1")
     call("watch", "tiny", "--once", "--size", "200x60")
+    call("export", "tiny", "out")
+    call("verify", "tiny")
+    assert "***@" in (place / "out" / "README.md").read_text(), "the card names the data"
     run = place / "runs" / "tiny"
     assert "***" in values(run)["data.train.0.path"] and values(run)["data.train.1.api_key"] == '"***"'
     assert recipe_of(run).recipe.data.train[0].path == url, "the run itself has them"
@@ -110,6 +117,10 @@ def test_secrets_are_used_and_stand_nowhere(tmp_path: Path, served: str) -> None
         if path.is_file() and path.name not in ("tiny.toml", "secrets.json", "secrets.before-1.json"):
             content = path.read_bytes()
             assert not [name for name in SECRETS if name.encode() in content], path
+    # Aim's files are compressed
+    told = subprocess.run([sys.executable, CHILD, str(place)], capture_output=True, text=True, check=True).stdout
+    (tracked,) = json.loads(told)
+    assert "text.jsonl" in json.dumps(tracked["parameters"]) and not leaks(told)
 
     # whoever has only a copy of the run is told what is missing
     secret.unlink()
