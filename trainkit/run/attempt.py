@@ -134,45 +134,13 @@ def _run_to_end(
     log: EventLog,
     afterwards: contextlib.ExitStack,
 ) -> int:
-    def end(status: str, code: int, message: str) -> int:
-        log.write("run_finished", step=log.step, status=status, exit_code=code, message=message)
-        if code != FAILED:  # a failure is reported anyway
-            log.complete()
-        return code
-
-    def fail(error: BaseException, status: str, code: int, message: str) -> NoReturn:
-        # a log that cannot be written must not hide the error
-        with contextlib.suppress(OSError):
-            end(status, code, message)
-        raise error
-
-    def stop() -> int:
-        with signal.defer():
-            return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
-
     if hosts.is_first():
         store.clean(directory)
         set_bad_aside(directory, log)
-    # the attempt before this one has ended, as this process holds the lock; if its end is not in the log, it crashed
-    status_before = last_end(directory) or ("crashed" if log.attempt > 1 else "failed")
+    end = _End(directory, signal, log)
     start = replace(start, issued=hosts.from_first(lambda: tuple(issued_commands(directory))))
-    # The steps after an older checkpoint stay in the log until that checkpoint is restored, and so do commands that are
-    # to be forgotten, as this may be refused.
-    newest = store.newest(directory)
-    resumed_from = hosts.from_first(
-        lambda: last_step(directory) if start.step is not None else newest.step if newest else None
-    )
     try:
-        announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
-        for plugin in loaded.plugins:
-            log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
-        if damaged:
-            log.write("alert", step=log.step, kind="log", message=damaged)
-        if loaded.recipe.run.deterministic:  # before jax opens a device
-            log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
-        if loaded.recipe.parallel.platform in ("auto", "gpu"):
-            for message in prepare_gpus(processes=hosts.count()):
-                log.write("log", step=log.step, level="info", message=message)
+        _begin(directory, loaded, start, damaged=damaged, log=log)
         with signal.defer(), _imports_that_stay():
             from trainkit.run.setup import train
 
@@ -180,38 +148,93 @@ def _run_to_end(
         if not log.is_in_place():
             raise RunMoved(directory)
     except StopBeforeTraining:
-        return stop()
-    except TrainkitError as unplaced:
+        return end.before_training()
+    except TrainkitError as error:
         if signal.ends_preparations:
-            return stop()
-        placed = locate_error(unplaced, loaded)
-        placed.__cause__ = unplaced
-        if placed.exit_code != WRONG_INPUT or signal.training:
-            fail(placed, "failed", placed.exit_code, str(placed))
-        # An attempt that is refused leaves the run as it was.
-        if hosts.is_first():
-            with contextlib.suppress(OSError):
-                restore_recipe(directory, attempt=log.attempt - 1)
-        fail(placed, status_before, WRONG_INPUT, str(placed))
+            return end.before_training()
+        end.refused(locate_error(error, loaded), cause=error)
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             if not signal.training:
-                return stop()
-            end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
+                return end.before_training()
+            end.stopped(INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
         raise
     except BaseException as error:
         if signal.ends_preparations:  # as when it interrupted an import in C
-            return stop()
-        fail(error, "failed", FAILED, f"{type(error).__name__}: {error}")
+            return end.before_training()
+        end.failed(error, f"{type(error).__name__}: {error}")
     hosts.end_together()
     if loop_end.done:
-        return end("finished", DONE, loop_end.reason)
+        return end.written("finished", DONE, loop_end.reason)
     code = signal.exit_code if signal.received else STOPPED_EARLY
-    return end(_status(code), code, f"stopped after step {log.step}; the checkpoint is written")
+    return end.stopped(code, f"stopped after step {log.step}; the checkpoint is written")
 
 
-def _status(code: int) -> str:
-    return "interrupted" if code == INTERRUPTED else "stopped"
+def _begin(directory: Path, loaded: Loaded, start: Start, *, damaged: str | None, log: EventLog) -> None:
+    """Write the first events of an attempt, and set XLA up before jax opens a device.
+
+    The steps after an older checkpoint stay in the log until that checkpoint is restored, and so do commands that are
+    to be forgotten, as this may be refused.
+    """
+
+    def note(message: str) -> None:
+        log.write("log", step=log.step, level="info", message=message)
+
+    newest = store.newest(directory)
+    resumed_from = hosts.from_first(
+        lambda: last_step(directory) if start.step is not None else newest.step if newest else None
+    )
+    announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
+    for plugin in loaded.plugins:
+        note(f"plugin {plugin}")
+    if damaged:
+        log.write("alert", step=log.step, kind="log", message=damaged)
+    if loaded.recipe.run.deterministic:
+        note(f"deterministic: XLA_FLAGS is {make_deterministic()}")
+    if loaded.recipe.parallel.platform in ("auto", "gpu"):
+        for message in prepare_gpus(processes=hosts.count()):
+            note(message)
+
+
+class _End:
+    """Writes to the log how an attempt ends, and returns or raises what it ends with."""
+
+    def __init__(self, directory: Path, signal: Signals, log: EventLog) -> None:
+        self._directory, self._signal, self._log = directory, signal, log
+        # that attempt has ended, as this process holds the lock; if its end is not in the log, it crashed
+        self._status_before = last_end(directory) or ("crashed" if log.attempt > 1 else "failed")
+
+    def written(self, status: str, code: int, message: str) -> int:
+        """Write the end; return the exit code."""
+        self._log.write("run_finished", step=self._log.step, status=status, exit_code=code, message=message)
+        if code != FAILED:  # a failure is reported anyway
+            self._log.complete()
+        return code
+
+    def stopped(self, code: int, message: str) -> int:
+        """End an attempt that a person or a signal stopped."""
+        return self.written("interrupted" if code == INTERRUPTED else "stopped", code, message)
+
+    def before_training(self) -> int:
+        """End an attempt that a signal stopped before its first step."""
+        with self._signal.defer():
+            return self.stopped(self._signal.exit_code, "stopped before training began")
+
+    def failed(self, error: BaseException, message: str, *, code: int = FAILED, status: str = "failed") -> NoReturn:
+        """End an attempt by this error."""
+        with contextlib.suppress(OSError):  # a log that cannot be written must not hide the error
+            self.written(status, code, message)
+        raise error
+
+    def refused(self, error: TrainkitError, *, cause: TrainkitError) -> NoReturn:
+        """End an attempt by an error for people. One that is refused before it trains leaves the run as it was."""
+        error.__cause__ = cause
+        if error.exit_code != WRONG_INPUT or self._signal.training:
+            self.failed(error, str(error), code=error.exit_code)
+        if hosts.is_first():
+            with contextlib.suppress(OSError):
+                restore_recipe(self._directory, attempt=self._log.attempt - 1)
+        self.failed(error, str(error), code=WRONG_INPUT, status=self._status_before)
 
 
 def main(arguments: list[str]) -> int:
