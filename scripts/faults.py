@@ -66,6 +66,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="by default one for each core")
     parser.add_argument("--write", action="store_true", help=f"write the rows of these kinds to {DOCUMENT.name}")
     arguments = parser.parse_args()
+    # trainers are started by the thousand, and each would compile all that it imports
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rows = []
     for name in arguments.kinds or KINDS:
         kind = KINDS[name]
