@@ -135,7 +135,7 @@ def test_every_state_file_is_written_by_the_one_writer() -> None:
     ]
     allowed = (
         "files.py: ",
-        "events/log.py: draft.write_text(files.seal(",
+        "events/mark.py: draft.write_text(files.seal(",
         "data/storage.py: file = temporary.open",
         "track/sidecar.py: ",
         "cli/run.py: sys.stdout",

@@ -109,7 +109,7 @@ def test_the_sweep_is_no_part_of_a_run(tmp_path: Path) -> None:
         ('"optimizer.learning_rate" = { low = 0.0, high = 1.0, log = true, points = 3 }', "log = true needs"),
         ('"optimizer.learning_rate" = { low = 1e-3, high = 1.0 }', "give points"),
         ('"run.name" = { values = ["a"] }', "cannot be swept"),
-        ('"run.seed" = { low = 1, hi = 2 }', "allowed here: values, low, high"),
+        ('"run.seed" = { low = 1, hi = 2 }', "did you mean high?"),
         ('"run.seed" = 3', "expected a table of values"),
         ("", "there is nothing to sweep: add"),
     ],

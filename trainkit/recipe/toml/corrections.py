@@ -14,7 +14,7 @@ from trainkit.recipe.toml.kinds import accepts, is_kind
 from trainkit.recipe.toml.layers import SET
 from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.schema import Node, branches, choices, has_list, meaning_of, table, types_of
-from trainkit.recipe.toml.suggestions import squeezed
+from trainkit.recipe.toml.suggestions import squeeze
 from trainkit.recipe.toml.value_aliases import VALUE_HINTS, VALUES, pattern_of
 from trainkit.recipe.toml.values import key_name, toml_value
 from trainkit.text import shorten
@@ -79,8 +79,8 @@ def _out_of_range(value: Any, name: str, node: Node) -> str:
         for branch in branches(node) if isinstance(number, int | float) and not isinstance(number, bool) else ():
             if number > branch.get("maximum", math.inf):
                 return f"the largest {name} is {in_words(branch['maximum'])}"
-            if number >= branch.get("exclusiveMaximum", math.inf):
-                return f"{name} must be less than {in_words(branch['exclusiveMaximum'])}"
+            if (end := branch.get("exclusiveMaximum")) is not None and number >= end:
+                return f"{name} must be less than {in_words(end)}"
             if number < branch.get("minimum", -math.inf):
                 return f"the smallest {name} is {in_words(branch['minimum'])}"
     return ""
@@ -112,7 +112,7 @@ def _word(pattern: str, value: Any, allowed: list[Any]) -> str | None:
     words = [choice for choice in allowed if isinstance(choice, str)]
     text = value if isinstance(value, str) else toml_value(value) if isinstance(value, bool | int) else ""
     alias = VALUES.get(pattern, {}).get(text.strip().lower())
-    same = [word for word in words if squeezed(word) == squeezed(text)]
+    same = [word for word in words if squeeze(word) == squeeze(text)]
     close = difflib.get_close_matches(text.lower(), words, n=1, cutoff=0.5) if isinstance(value, str) else []
     return next((word for word in (*same, alias, *close) if word in words), None)
 

@@ -30,7 +30,7 @@ Fit = Callable[[Key, Any, Node], Any]
 
 
 @dataclass(frozen=True)
-class Meant:
+class KeyOfTable:
     """What a value in the place of a table stands for."""
 
     key: Key
@@ -74,7 +74,7 @@ class Meant:
         return shlex.quote(f"{dotted_key(key)}={bare}")
 
 
-def meant_in_table(key: Key, value: Any, node: Node, fit: Fit) -> Meant | None:
+def meant_in_table(key: Key, value: Any, node: Node, fit: Fit) -> KeyOfTable | None:
     """Return the key of a table that a value in its place stands for; None if no table belongs there.
 
     Args:
@@ -92,7 +92,7 @@ def meant_in_table(key: Key, value: Any, node: Node, fit: Fit) -> Meant | None:
             if deeper is not None and not deeper.is_example:
                 return deeper
         elif inner is not None:
-            return replace(Meant((*at, name), inner), needed=_needed(entry, name))
+            return replace(KeyOfTable((*at, name), inner), needed=_needed(entry, name))
     return _example(at, entry)
 
 
@@ -121,7 +121,7 @@ def _needed(entry: Node, name: str) -> tuple[str, ...]:
     return () if name == "type" else tuple(other for other in required if other not in (name, "type"))
 
 
-def _example(at: Key, entry: Node) -> Meant:
+def _example(at: Key, entry: Node) -> KeyOfTable:
     """Return a key of a table with a value that it allows."""
     keys = keys_of(entry)
     plain = [*PLAIN_KEYS.get(pattern_of(at), "").split(), *keys]
@@ -132,4 +132,4 @@ def _example(at: Key, entry: Node) -> Meant:
     example = keys[name]
     default = example.get("default")
     shown = default if default is not None and accepts(example, default) else placeholder(example)
-    return Meant((*at, name), shown, is_example=True)
+    return KeyOfTable((*at, name), shown, is_example=True)

@@ -30,7 +30,7 @@ class Meant(NamedTuple):
 
 def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[Recipe] = Recipe) -> Meant:
     """Return what is meant by an unknown key of a section, which has the `known` keys, each with its schema."""
-    if same := [key for key in known if squeezed(key) == squeezed(name)]:
+    if same := [key for key in known if squeeze(key) == squeeze(name)]:
         return Meant(f"did you mean {same[0]}?", (*section, same[0]))
     plain = name.strip().lower().replace("-", "_")
     local = LOCAL.get(pattern_of(section), {}).get(plain, "")
@@ -93,6 +93,6 @@ def _alias(foreign: Foreign, section: Key) -> Meant:
     return Meant(hint, target if foreign.key else None, is_same=not foreign.note)
 
 
-def squeezed(name: str) -> str:
+def squeeze(name: str) -> str:
     """Return a key without what people write differently: `batchSize`, `batch-size` and `BATCH_SIZE` are one."""
     return re.sub(r"[\W_]", "", name).lower()
