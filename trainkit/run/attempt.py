@@ -152,22 +152,22 @@ def _run_to_end(
     except TrainkitError as error:
         if signal.ends_preparations:
             return end.before_training()
-        end.refused(locate_error(error, loaded), cause=error)
+        end.refuse(locate_error(error, loaded), cause=error)
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             if not signal.training:
                 return end.before_training()
-            end.stopped(INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
+            end.write_stop(INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
         raise
     except BaseException as error:
         if signal.ends_preparations:  # as when it interrupted an import in C
             return end.before_training()
-        end.failed(error, f"{type(error).__name__}: {error}")
+        end.fail(error, f"{type(error).__name__}: {error}")
     hosts.end_together()
     if loop_end.done:
-        return end.written("finished", DONE, loop_end.reason)
+        return end.write("finished", DONE, loop_end.reason)
     code = signal.exit_code if signal.received else STOPPED_EARLY
-    return end.stopped(code, f"stopped after step {log.step}; the checkpoint is written")
+    return end.write_stop(code, f"stopped after step {log.step}; the checkpoint is written")
 
 
 def _begin(directory: Path, loaded: Loaded, start: Start, *, damaged: str | None, log: EventLog) -> None:
@@ -204,37 +204,37 @@ class _End:
         # that attempt has ended, as this process holds the lock; if its end is not in the log, it crashed
         self._status_before = last_end(directory) or ("crashed" if log.attempt > 1 else "failed")
 
-    def written(self, status: str, code: int, message: str) -> int:
+    def write(self, status: str, code: int, message: str) -> int:
         """Write the end; return the exit code."""
         self._log.write("run_finished", step=self._log.step, status=status, exit_code=code, message=message)
         if code != FAILED:  # a failure is reported anyway
             self._log.complete()
         return code
 
-    def stopped(self, code: int, message: str) -> int:
+    def write_stop(self, code: int, message: str) -> int:
         """End an attempt that a person or a signal stopped."""
-        return self.written("interrupted" if code == INTERRUPTED else "stopped", code, message)
+        return self.write("interrupted" if code == INTERRUPTED else "stopped", code, message)
 
     def before_training(self) -> int:
         """End an attempt that a signal stopped before its first step."""
         with self._signal.defer():
-            return self.stopped(self._signal.exit_code, "stopped before training began")
+            return self.write_stop(self._signal.exit_code, "stopped before training began")
 
-    def failed(self, error: BaseException, message: str, *, code: int = FAILED, status: str = "failed") -> NoReturn:
+    def fail(self, error: BaseException, message: str, *, code: int = FAILED, status: str = "failed") -> NoReturn:
         """End an attempt by this error."""
         with contextlib.suppress(OSError):  # a log that cannot be written must not hide the error
-            self.written(status, code, message)
+            self.write(status, code, message)
         raise error
 
-    def refused(self, error: TrainkitError, *, cause: TrainkitError) -> NoReturn:
+    def refuse(self, error: TrainkitError, *, cause: TrainkitError) -> NoReturn:
         """End an attempt by an error for people. One that is refused before it trains leaves the run as it was."""
         error.__cause__ = cause
         if error.exit_code != WRONG_INPUT or self._signal.training:
-            self.failed(error, str(error), code=error.exit_code)
+            self.fail(error, str(error), code=error.exit_code)
         if hosts.is_first():
             with contextlib.suppress(OSError):
                 restore_recipe(self._directory, attempt=self._log.attempt - 1)
-        self.failed(error, str(error), code=WRONG_INPUT, status=self._status_before)
+        self.fail(error, str(error), code=WRONG_INPUT, status=self._status_before)
 
 
 def main(arguments: list[str]) -> int:
