@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomli
-from sample_recipe import write
+from sample_recipe import TEXT, write
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml import schema
@@ -162,3 +162,9 @@ def test_a_number_beyond_a_range_is_told_the_range_however_it_is_written() -> No
                 assert re.search(f"the largest {name} is |{name} must be less than ", hint), (name, value, hint)
                 tried += 1
     assert tried > 100
+
+
+def test_a_misspelt_key_in_the_place_of_tables_that_the_recipe_names_is_refused_in_words(tmp_path: Path) -> None:
+    """[modes] has no key of its own that could be an example."""
+    with pytest.raises(TrainkitError, match="mzode = 3"):
+        load(write(tmp_path, f"mzode = 3\n{TEXT}"))

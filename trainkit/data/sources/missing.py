@@ -65,7 +65,7 @@ def _of_documents(place: str, source: SourceSpec, cache: Path) -> Iterator[Train
 
             check_syntax(chosen)
     except TrainkitError as error:
-        at = f"{place}.document" if document is not None else place
+        at = f"{place}.{'document' if document is not None else 'path'}"
         problem = error.problem if error.where.startswith("data.") else f"{error.where}: {error.problem}"
         yield TrainkitError(f"{at}: {problem}", where=at, hint=error.hint)
 

@@ -121,15 +121,17 @@ def _needed(entry: Node, name: str) -> tuple[str, ...]:
     return () if name == "type" else tuple(other for other in required if other not in (name, "type"))
 
 
-def _example(at: Key, entry: Node) -> KeyOfTable:
-    """Return a key of a table with a value that it allows."""
+def _example(at: Key, entry: Node) -> KeyOfTable | None:
+    """Return a key of a table with a value that it allows; None if its keys are tables, or named by the recipe."""
     keys = keys_of(entry)
     plain = [*PLAIN_KEYS.get(pattern_of(at), "").split(), *keys]
     if len(types_of(entry)) > 1:
         plain = ["type"]
     names = [name for name in plain if name in keys]
-    name = next(name for name in names if not _has_keys(keys[name]) and not _has_keys(entry_of(keys[name])))
-    example = keys[name]
+    plain = [name for name in names if not _has_keys(keys[name]) and not _has_keys(entry_of(keys[name]))]
+    if not plain:
+        return None
+    name, example = plain[0], keys[plain[0]]
     default = example.get("default")
     shown = default if default is not None and accepts(example, default) else placeholder(example)
     return KeyOfTable((*at, name), shown, is_example=True)
