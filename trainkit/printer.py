@@ -6,9 +6,7 @@ Everything that trainkit prints passes `show` or `complain`; ruff refuses `print
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +43,8 @@ def shorten_message(message: str) -> str:
 
 def printable_json(value: Any) -> Neutral:
     """Return JSON on one line, without characters that a terminal would obey; reading it gives the value."""
+    import json  # it takes a while, and `trainkit --help` prints none
+
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
@@ -53,6 +53,8 @@ def printable_json(value: Any) -> Neutral:
 
 def quote(text: str | Path) -> str:
     """Return a text as a shell reads it back: unchanged where it has no character that a shell obeys."""
+    import shlex  # as above
+
     return shlex.quote(os.fspath(text))
 
 

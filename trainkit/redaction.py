@@ -11,16 +11,18 @@ import re
 #: What stands in place of a secret.
 MASK = "***"
 
+# Patterns are compiled when the first text needs them: not for `trainkit --help`.
+
 #: What ends a URL within a text, and a value within its query.
 _END = r"""\s"'<>\\"""
 #: The user's name and password of a URL. The scheme before it is looked up afterwards: a pattern that begins with a
 #: word takes time that grows with the square of a text's length.
-_IN_URL = re.compile(rf"://([^/?#{_END}]+)@")
+_IN_URL = rf"://([^/?#{_END}]+)@"
 _NAMES = (
     r"api[_-]?keys?|access[_-]?key(?:[_-]?id)?|account[_-]?key|secret[_-]?(?:access[_-]?)?key|private[_-]?key"
     r"|secrets?|token|passw(?:or)?d|passphrase|pwd|credentials?|authorization"
 )
-_IN_QUERY = re.compile(rf"((?:{_NAMES}|key|sig|signature|auth)=)([^&;#{_END}]+)", re.IGNORECASE)
+_IN_QUERY = rf"(?i)((?:{_NAMES}|key|sig|signature|auth)=)([^&;#{_END}]+)"
 #: A value after a key, as TOML, JSON, Python or a shell writes it; `\"` are the quotes of a text within a text.
 _VALUE = (
     r'(?P<text>"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|\\"(?:[^"\\]|\\[^"])*\\"'
@@ -29,18 +31,14 @@ _VALUE = (
     r"|(?P<number>-?\d[\w.+-]*)"
 )
 _WORD = r"[^\s\"'\[\]{}\\,;&#=*]+"
-_ASSIGNED = re.compile(
-    rf"(?P<name>{_NAMES})(?:(?P<sign>\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})(?:{_VALUE})|(?P<is>\s{{0,4}}=\s{{0,4}}){_WORD})",
-    re.IGNORECASE,
-)
-_BEARER = re.compile(r"(\bBearer\s+)[\w.~+/-]{8,}=*")
+_ASSIGNED = rf"(?i)(?P<name>{_NAMES})(?:(?P<sign>\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})(?:{_VALUE})|(?P<is>\s{{0,4}}=\s{{0,4}}){_WORD})"
+_BEARER = r"(\bBearer\s+)[\w.~+/-]{8,}=*"
 #: Lower-case texts with none of these have no secret, which is quick to see.
 _HINTS = ("://", "=", "bearer", "key", "secret", "token", "pass", "pwd", "credential", "authorization")
 #: Keys of tokenizers that end as the names of secrets do.
-_NOT_SECRET = re.compile(
-    r"(?:^|[^a-z])(?:bos|eos|eot|pad|unk|mask|cls|sep|bot|end|start|begin|image|audio|video|additional|special|added"
-    r"|first|last|next|per|a|the|of|text|turn|message|document|word)[_ -]$",
-    re.IGNORECASE,
+_NOT_SECRET = (
+    r"(?i)(?:^|[^a-z])(?:bos|eos|eot|pad|unk|mask|cls|sep|bot|end|start|begin|image|audio|video|additional|special|added"
+    r"|first|last|next|per|a|the|of|text|turn|message|document|word)[_ -]$"
 )
 
 
@@ -56,10 +54,10 @@ def redact(text: str, *, keys: bool = True) -> str:
     lower = text.lower()
     if not any(hint in lower for hint in _HINTS):
         return text
-    text = _IN_URL.sub(_without_user, text)
-    text = _IN_QUERY.sub(_without_value, text)
-    text = _BEARER.sub(rf"\1{MASK}", text)
-    return _ASSIGNED.sub(_without_assigned, text) if keys else text
+    text = re.sub(_IN_URL, _without_user, text)
+    text = re.sub(_IN_QUERY, _without_value, text)
+    text = re.sub(_BEARER, rf"\1{MASK}", text)
+    return re.sub(_ASSIGNED, _without_assigned, text) if keys else text
 
 
 def _without_user(match: re.Match[str]) -> str:
@@ -78,7 +76,7 @@ def _without_value(match: re.Match[str]) -> str:
 def _without_assigned(match: re.Match[str]) -> str:
     name, sign, text = match["name"], match["sign"], match["text"]
     before = match.string[max(0, match.start() - 40) : match.start()]
-    if name.lower() == "token" and _NOT_SECRET.search(before):
+    if name.lower() == "token" and re.search(_NOT_SECRET, before):
         return match[0]
     if sign is None:
         return f"{name}{match['is']}{MASK}"

@@ -71,6 +71,10 @@ def test_a_recipe_that_is_right_needs_no_diagnosis(tmp_path):
     loaded(code, tmp_path)
 
 
+def test_an_attempt_writes_its_first_events_before_it_imports_jax(tmp_path):
+    assert not loaded("import trainkit.run.attempt", tmp_path) & HEAVY
+
+
 def test_the_event_log_needs_only_the_standard_library(tmp_path):
     bare = loaded("", tmp_path)
     assert loaded("import trainkit.events.log", tmp_path) - bare <= sys.stdlib_module_names | {"trainkit"}

@@ -7,12 +7,15 @@ manifest lists every one of them up to its own step: the others were made while 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainkit.checkpoint import store
 from trainkit.events.log import EventLog
 from trainkit.events.tail import of_kinds
 from trainkit.parallel import hosts
-from trainkit.train.verdicts import Rollback
+
+if TYPE_CHECKING:
+    from trainkit.train.verdicts import Rollback  # it imports jax, which an attempt does after its first events
 
 #: The kind of the event.
 KIND = "rolled_back"
