@@ -31,7 +31,10 @@ _VALUE = (
     r"|(?P<number>-?\d[\w.+-]*)"
 )
 _WORD = r"[^\s\"'\[\]{}\\,;&#=*]+"
-_ASSIGNED = rf"(?i)(?P<name>{_NAMES})(?:(?P<sign>\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})(?:{_VALUE})|(?P<is>\s{{0,4}}=\s{{0,4}}){_WORD})"
+_ASSIGNED = (
+    rf"(?i)(?P<name>{_NAMES})(?:(?P<sign>\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})(?:{_VALUE})"
+    rf"|(?P<is>\s{{0,4}}=\s{{0,4}}){_WORD})"
+)
 _BEARER = r"(\bBearer\s+)[\w.~+/-]{8,}=*"
 #: Lower-case texts with none of these have no secret, which is quick to see.
 _HINTS = ("://", "=", "bearer", "key", "secret", "token", "pass", "pwd", "credential", "authorization")

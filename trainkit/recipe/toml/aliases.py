@@ -242,6 +242,7 @@ _DIFFERENT = {
     "log_every_n_steps": Foreign("", "leave it out: every step is logged"),
     "log_every": Foreign("", "leave it out: every step is logged"),
     "plot_loss": Foreign("", "leave it out: trainkit watch RUN draws the losses"),
+    "track.backend": Foreign("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
     "wandb_log": Foreign("track.wandb", "write [track.wandb] with project"),
     "wandb_project": Foreign("track.wandb", "write [track.wandb] with project"),
     "use_wandb": Foreign("track.wandb", "write [track.wandb] with project"),

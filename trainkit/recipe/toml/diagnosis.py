@@ -53,6 +53,12 @@ class Mistake:
     problem: str
     hint: str = ""
 
+    @property
+    def place(self) -> str:
+        """Where it is, without a key that the problem begins with."""
+        place, key = str(self.where), self.where.file.removeprefix(f"{SET} ")
+        return str(SET) if place == f"{SET} {key}" and self.problem.startswith(f"{key} = ") else place
+
 
 def diagnose(
     values: dict[str, Any],
@@ -73,10 +79,10 @@ def diagnose(
     count = error.error_count()
     mistakes = _Search(Repaired(deepcopy(values), origin, language)).all(error)
     if len(mistakes) == 1:
-        return TrainkitError(mistakes[0].problem, where=str(mistakes[0].where), hint=mistakes[0].hint)
+        return TrainkitError(mistakes[0].problem, where=mistakes[0].place, hint=mistakes[0].hint)
     blocks = [f"{len(mistakes)} mistakes" if count <= SHOWN else f"{count:,} mistakes; {len(mistakes)} of them:"]
     for mistake in mistakes:
-        block = f"{mistake.where}: {mistake.problem}"
+        block = f"{mistake.place}: {mistake.problem}"
         blocks.append(block + (f"\n  hint: {mistake.hint}" if mistake.hint else ""))
     return TrainkitError("\n\n".join(blocks), where=name)
 

@@ -37,7 +37,7 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
     if local in known:
         return Meant(f"it is called {local} here", (*section, local))
     close = difflib.get_close_matches(plain, known, n=1, cutoff=0.7)
-    foreign = FOREIGN.get(plain)
+    foreign = FOREIGN.get(dotted_key((*section, plain))) or FOREIGN.get(plain)
     if foreign and close and foreign.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
         foreign = None
     if foreign and foreign.key != dotted_key((*section, name)):
