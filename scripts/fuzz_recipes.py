@@ -176,6 +176,9 @@ def main() -> int:
     results: Counter[str] = Counter()
     bad: Counter[tuple[str, str]] = Counter()
     tried: set[str] = set()
+    ended: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):  # the case at hand is finished, then all that was found is printed
+        signal.signal(number, lambda number, frame: ended.append(number))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place, limited_memory():
         path = make_workplace(Path(place))
@@ -187,6 +190,7 @@ def main() -> int:
                 if recipe not in tried:
                     tried.add(recipe)
                     answer = try_out(path)
+                    print(f"{len(tried)} of {arguments.train} tried, the last {answer.result}", flush=True)
             elif len(tried) == arguments.train > 0:
                 break
             results[answer.result] += 1
@@ -196,8 +200,8 @@ def main() -> int:
                 if arguments.keep:
                     arguments.keep.mkdir(parents=True, exist_ok=True)
                     (arguments.keep / f"{arguments.seed}-{number}.toml").write_bytes(case.text)
-            if time.monotonic() - started > arguments.seconds:
-                print(f"stopped after {arguments.seconds:g} seconds")
+            if ended or time.monotonic() - started > arguments.seconds:
+                print(f"stopped early, after {time.monotonic() - started:.0f} seconds")
                 break
     for (result, said), count in bad.most_common():
         print(f"{count:5} {result}: {said}")
