@@ -25,7 +25,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -107,11 +107,11 @@ def try_out(path: Path) -> Answer:
     """Return how two steps with an accepted mutant end: `late` is a failure that `check` had not seen."""
     from recipe_trials import TOO_LONG, trial  # it imports jax
 
-    fewer = ["data.train.0.limit=1000"]  # two steps need no more, and a frozen reference reads them all
-    try:
-        check(path, fewer)
-    except TrainkitError:
-        fewer = []
+    fewer = list[str]()
+    for key in ("limit", "count"):  # two steps need no more, and a frozen reference reads them all
+        with suppress(TrainkitError):
+            check(path, [*fewer, f"data.train.0.{key}=1000"])
+            fewer.append(f"data.train.0.{key}=1000")
     code, said = trial(path, path.parent / "output.txt", fewer)
     if code == 0:
         return Answer("accepted", said)

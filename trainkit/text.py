@@ -103,7 +103,7 @@ def format_count(value: float) -> str:
 
 def format_bytes(value: float) -> str:
     """Bytes in powers of 1000: `38.2 MB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("EB", 1e18), ("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
             return f"{value / size:.1f} {unit}"
     return f"{value:.0f} B"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
 from trainkit.plan import ENOUGH_TOKENS, Choice, DataSize, Devices, choices, divisors, make_plan
+from trainkit.plan.size import check_estimate
 from trainkit.plan.split import USABLE_OF_GPU
 from trainkit.plan.statistics import costs_in_words, statistic_costs, step_flops
 from trainkit.recipe import Recipe
@@ -140,6 +141,20 @@ def test_the_micro_batch_is_the_largest_that_fits_the_memory():
         small = plan(made, platform="gpu", memory_bytes=memory)
         assert small.batch.micro == micro, fitting
         assert small.fits == (fitting >= 1)
+
+
+def test_a_step_that_no_device_could_ever_hold_is_refused_with_the_estimate():
+    check_estimate(plan(recipe(), memory_bytes=10**9))
+    for memory, has in ((10**9, "it has 1.0 GB"), (None, "no device has so much")):
+        scores = plan(
+            recipe(data={"sequence_length": 200_000_000, "train": ({"type": "python-stdlib"},)}), memory_bytes=memory
+        )
+        with pytest.raises(TrainkitError, match=f"a step needs about .* PB on each device; {has}") as refused:
+            check_estimate(scores)
+        assert refused.value.where == "data.sequence_length"
+    with pytest.raises(TrainkitError, match="a step needs about") as refused:
+        check_estimate(plan(recipe(model={"layers": 2, "hidden": 32768, "heads": 4}), memory_bytes=10**8))
+    assert refused.value.where == "model"
 
 
 def test_state_is_divided_by_fsdp_and_activations_are_not():

@@ -51,6 +51,7 @@ def plan(
     from trainkit.parallel.hardware import peak_of
     from trainkit.parallel.xla import prepare_gpus
     from trainkit.plan import make_plan, proposal
+    from trainkit.plan.size import check_estimate
     from trainkit.recipe.toml.load import check_lengths, locate_error
     from trainkit.train.forecast import forecast, forecast_supposed
     from trainkit.train.planning import plan_for
@@ -68,6 +69,7 @@ def plan(
             available = replace(available, memory_bytes=memory_bytes)
         plan_with = partial(make_plan if devices is not None else plan_for, parsed, vocab_size=vocab_size, data=data)
         planned = plan_with(devices=available)
+        check_estimate(planned)
         if parsed.train.steps is None:
             parsed.check_lengths(planned.steps)
         compiled = forecast_supposed(parsed, planned) if devices is not None else forecast(parsed, planned)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from trainkit.errors import TrainkitError
+from trainkit.plan.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.text import format_bytes, format_count
@@ -15,6 +16,8 @@ from trainkit.text import format_bytes, format_count
 BEYOND, BEYOND_RUN = 1000, 10
 #: Bytes that are certainly less than that.
 LARGE = 1e11
+#: Bytes of a device whose memory is unknown: more than any has.
+LARGEST_DEVICE = 1e13
 #: Bytes of a parameter or of an activation, and of the token and the target at a position.
 NUMBER, POSITION = 4, 8
 
@@ -33,6 +36,21 @@ def check_size(recipe: Recipe, *, vocab_size: int, memory: Callable[[], int | No
                 where=key,
                 hint="make the model, the sequences or the batch smaller: trainkit plan shows what each of them needs",
             )
+
+
+def check_estimate(plan: Plan) -> None:
+    """Raise TrainkitError if a step needs far more memory than a device has. XLA ends the process at some such shapes.
+
+    It is for plans that know what attention keeps: its scores alone may be all of it.
+    """
+    own, needed = plan.devices.memory_bytes, plan.total_bytes
+    if needed > BEYOND * (own or LARGEST_DEVICE):
+        has = f"it has {format_bytes(own)}" if own else "no device has so much"
+        raise TrainkitError(
+            f"a step needs about {format_bytes(needed)} on each device; {has}",
+            where="data.sequence_length" if 2 * plan.step_bytes > needed else "model",
+            hint="make the model, the sequences or the batch smaller",
+        )
 
 
 def _sizes(recipe: Recipe, vocab_size: int) -> Iterator[tuple[str, str, int]]:

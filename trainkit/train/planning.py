@@ -12,6 +12,7 @@ from trainkit.events.tail import of_kinds
 from trainkit.parallel import devices
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
+from trainkit.plan.size import check_estimate
 from trainkit.recipe import Recipe
 from trainkit.text import format_bytes
 from trainkit.train.build import BuiltStep, choose_attention
@@ -45,12 +46,16 @@ def plan_for(
     """Return the plan on devices of this machine, with what attention needs there: its kernels are tried once.
 
     Raises:
-        TrainkitError: as `make_plan`; or the devices cannot compute in the plan's precision.
+        TrainkitError: as `make_plan`; a step needs far more memory than a device has; or the devices cannot compute in
+            the plan's precision.
     """
     planned = partial(make_plan, recipe, devices=devices, vocab_size=vocab_size, data=data, choice=choice)
     plan = planned()
     attention = choose_attention(recipe, plan).keeps(compute_dtype(plan.compute))
-    return plan if attention == plan.attention else planned(attention=attention)
+    if attention != plan.attention:
+        plan = planned(attention=attention)
+    check_estimate(plan)
+    return plan
 
 
 def previous_choice(directory: Path, local: Devices) -> Choice | None:
