@@ -1,6 +1,7 @@
 """The plan: everything that follows from a recipe, the devices and the data by arithmetic."""
 
 from trainkit.plan.length import DataSize, steps_need_data
+from trainkit.plan.memory import IN_HOST_MEMORY, KeptByAttention
 from trainkit.plan.plan import (
     WITHIN_STEP,
     Compute,
@@ -12,13 +13,11 @@ from trainkit.plan.plan import (
 )
 from trainkit.plan.split import (
     ENOUGH_TOKENS,
-    IN_HOST_MEMORY,
     SUPPOSED,
     USABLE,
     BatchSplit,
     Choice,
     Devices,
-    KeptByAttention,
     choices,
 )
 from trainkit.recipe.families.sizes import divisors

@@ -13,19 +13,8 @@ from functools import partial
 from typing import Any, Literal
 
 from trainkit.plan.length import DataSize, check_average, count_steps
-from trainkit.plan.split import (
-    BatchSplit,
-    Choice,
-    Devices,
-    KeptByAttention,
-    activation_bytes,
-    check_split,
-    choices,
-    mesh_axes,
-    room_for_activations,
-    state_bytes,
-    usual_attention,
-)
+from trainkit.plan.memory import KeptByAttention, activation_bytes, room_for_activations, state_bytes, usual_attention
+from trainkit.plan.split import BatchSplit, Choice, Devices, check_split, choices, mesh_axes
 from trainkit.plan.stages import Stage, flops_of_stages, flops_per_token_of, stages_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat

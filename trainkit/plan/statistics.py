@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from trainkit.plan.memory import BYTES
 from trainkit.plan.plan import Plan
-from trainkit.plan.split import BYTES
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.outputs import EXTRA_PASSES, FLOAT32, StatisticName
 from trainkit.text import format_bytes, format_count, plural

@@ -146,7 +146,7 @@ def fit_program(
         "limit": plan.devices.usable_bytes,
     }
     program: Program = first_that_fits(possible, first=plan.choice, **search)
-    # a CPU is no faster for larger micro-batches: see `plan.split.room_for_activations`
+    # a CPU is no faster for larger micro-batches: see `plan.memory.room_for_activations`
     if enlarge and program.plan.choice == plan.choice and plan.choice in possible and plan.devices.platform != "cpu":
         program = choose_better(program, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
     return replace(program, seconds=time.perf_counter() - started)
