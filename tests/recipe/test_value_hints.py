@@ -130,6 +130,15 @@ def test_a_section_written_as_a_key_of_another_one_is_one_mistake_with_what_to_w
             assert said.endswith(f"--set {meant}") and "mistakes" not in said, said
 
 
+def test_a_checkpoint_in_the_place_of_model_needs_no_sizes_beside_it(tmp_path: Path) -> None:
+    lines = [line for line in TEXT.splitlines() if not re.match(r"type = .gpt2|(layers|hidden|heads) = ", line)]
+    text = "\n".join(line for line in lines if line != "[model]")
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, f'model = "llama"\n{text}'))
+    with_pretrained = 'write [model] with pretrained = "llama"'
+    assert f'{with_pretrained}; type = "llama" instead starts from random weights' in str(raised.value)
+
+
 def test_the_beginning_of_a_key_stands_for_it_in_every_table() -> None:
     everywhere = {str(path[-1]) for path in schema.leaves()}
     tried = 0

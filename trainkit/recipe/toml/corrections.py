@@ -54,7 +54,7 @@ def correction(key: Key, value: Any, node: Node, allowed: list[Any], *, as_overr
     if isinstance(value, dict):
         return ""
     if (inner := meant_in_table(key, value, node, _fitting)) is not None and len(short(value)) < LONGEST:
-        random = f'; type = "{kind}" makes one with random weights' if (kind := _family(key, value, node)) else ""
+        random = f'; type = "{kind}" instead starts from random weights' if (kind := _family(key, value, node)) else ""
         return inner.hint(key, as_override=as_override) + random
     return _out_of_range(value, str(key[-1]), node) or _explained(value, str(key[-1]), node)
 

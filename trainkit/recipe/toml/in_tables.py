@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from trainkit.recipe.toml.kinds import accepts
@@ -25,6 +25,8 @@ from trainkit.recipe.toml.schema import (
 from trainkit.recipe.toml.value_aliases import PLAIN_KEYS, pattern_of
 from trainkit.recipe.toml.values import key_name, toml_value
 
+#: The key of a checkpoint, which brings the type and the sizes of its model.
+CHECKPOINT = ("model", "pretrained")
 #: What is meant by a value of a key, as far as the key allows it, or None.
 Fit = Callable[[Key, Any, Node], Any]
 
@@ -44,26 +46,27 @@ class KeyOfTable:
     def hint(self, key: Key, *, as_override: bool) -> str:
         """Return what to write in place of the value of `key`, in a file or as an override."""
         if self.is_example and not as_override:
-            return f"write {self._header(key)} with keys such as {self._pair()}"
+            return f"write {self._header()} with keys such as {self._pair()}"
         if as_override:
             such = "write its keys, such as " if self.is_example else "write "
             return f"{such}{SET} {self._override()}"
-        others = "".join(f" and {name}" for name in self.needed)
         if isinstance(key[-1], str) and (any(isinstance(part, int) for part in key) or len(key) > 2):
-            return f"write a table: {key_name(str(key[-1]))} = {{ {self._pair()} }}{others and f', with{others[4:]}'}"
-        return f"write {self._header(key)} with {self._pair()}{others}"
+            others = f", with {' and '.join(self.needed)}" if self.needed else ""
+            return f"write a table: {key_name(str(key[-1]))} = {{ {self._pair()} }}{others}"
+        others = "".join(f" and {name}" for name in self.needed)
+        return f"write {self._header()} with {self._pair()}{others}"
 
     def _pair(self) -> str:
         return f"{key_name(str(self.key[-1]))} = {toml_value(self.value)}"
 
-    def _header(self, key: Key) -> str:
+    def _header(self) -> str:
         names = ".".join(key_name(part) for part in self.key[:-1] if isinstance(part, str))
         return f"[[{names}]]" if isinstance(self.key[-2], int) else f"[{names}]"
 
     def _override(self) -> str:
         """Return KEY=VALUE; a list is given as a whole, and so is a table with a key that has a dot in its name."""
         key, value = self.key, self.value
-        if key == ("model", "pretrained"):  # a checkpoint has its own sizes: those of the file must go
+        if key == CHECKPOINT:  # it has its own sizes: those of the file must go
             key, value = key[:-1], {str(key[-1]): value}
         while any(isinstance(part, int) or "." in part for part in key):
             value = [value] if isinstance(key[-1], int) else {key[-1]: value}
@@ -92,7 +95,7 @@ def meant_in_table(key: Key, value: Any, node: Node, fit: Fit) -> KeyOfTable | N
             if deeper is not None and not deeper.is_example:
                 return deeper
         elif inner is not None:
-            return replace(KeyOfTable((*at, name), inner), needed=_needed(entry, name))
+            return KeyOfTable((*at, name), inner, needed=_needed((*at, name), entry))
     return _example(at, entry)
 
 
@@ -116,9 +119,11 @@ def _likely(at: Key, value: Any, entry: Node, fit: Fit) -> Iterator[tuple[str, A
             yield name, fit((*at, name), value, child)
 
 
-def _needed(entry: Node, name: str) -> tuple[str, ...]:
-    required = (table(entry) or {}).get("required", [])
-    return () if name == "type" else tuple(other for other in required if other not in (name, "type"))
+def _needed(key: Key, entry: Node) -> tuple[str, ...]:
+    """Return the names of what a table must have beside a key; nothing beside a type or a checkpoint."""
+    if key[-1] == "type" or key == CHECKPOINT:
+        return ()
+    return tuple(name for name in (table(entry) or {}).get("required", []) if name not in (key[-1], "type"))
 
 
 def _example(at: Key, entry: Node) -> KeyOfTable | None:
