@@ -119,6 +119,8 @@ ALL = {
         Wrong("train", 'steps = "1000 steps"', "steps = 1000"),
         Wrong("optimizer", 'learning_rate = "3e-4,"', "learning_rate = 0.0003"),
         Wrong("optimizer", 'betas = "(0.9, 0.95)"', "betas = [0.9, 0.95]"),
+        Wrong("checkpoint", 'keep_every = "100, 200"', "keep_every = [100, 200]"),
+        Wrong("optimizer", 'betas = "0__0, 0.9"', "betas = [0, 0.9]"),
         Wrong("train", 'max_grad_norm = "off"', "max_grad_norm = 0"),
         Wrong("model", 'dropout = "null"', "leave dropout out: the default is 0.0"),
         Wrong("sample", "temp = 0.7", "temperature"),

@@ -26,9 +26,8 @@ def candidates(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             if text.lower() in ("true", "false", "yes", "no", "on", "off"):
                 yield "write", text.lower() in ("true", "yes", "on")
             if _is_number(text) and len(text) < 40:
-                number = float(text.replace("_", ""))
-                yield "write the number without quotes", int(number) if number.is_integer() else number
-                yield "write the number without quotes", number
+                yield "write the number without quotes", _number(text)
+                yield "write the number without quotes", float(_number(text))
             yield from _with_unit(name, text)
             if text.endswith((",", ";")):
                 yield from candidates(name, text[:-1])
@@ -63,8 +62,11 @@ def _with_unit(name: str, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _number(text: str) -> Any:
-    """Return a text as the number that it is, or as it is."""
-    return float(text) if _is_number(text) and len(text) < 40 else text
+    """Return the number that a text is, whole where it can be, or the text if it is none."""
+    if not _is_number(text) or len(text) >= 40:
+        return text
+    number = float(text.replace("_", ""))
+    return int(number) if number.is_integer() else number
 
 
 def _is_number(text: str) -> bool:
