@@ -121,6 +121,7 @@ ALL = {
         Wrong("optimizer", 'betas = "(0.9, 0.95)"', "betas = [0.9, 0.95]"),
         Wrong("checkpoint", 'keep_every = "100, 200"', "keep_every = [100, 200]"),
         Wrong("optimizer", 'betas = "0__0, 0.9"', "betas = [0, 0.9]"),
+        Wrong("checkpoint", 'every_minutes = "1 hour"', "every_minutes = 60"),
         Wrong("train", 'max_grad_norm = "off"', "max_grad_norm = 0"),
         Wrong("model", 'dropout = "null"', "leave dropout out: the default is 0.0"),
         Wrong("sample", "temp = 0.7", "temperature"),

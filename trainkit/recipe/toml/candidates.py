@@ -11,7 +11,8 @@ from trainkit.recipe.toml.values import toml_value
 #: What a unit multiplies a number by.
 _UNITS = {"%": 0.01, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_MINUTES = {"s": 1 / 60, "sec": 1 / 60, "m": 1, "min": 1, "minutes": 1, "h": 60, "hours": 60, "d": 1440, "days": 1440}
+_MINUTES = {"s": 1 / 60, "sec": 1 / 60, "second": 1 / 60, "m": 1, "min": 1, "minute": 1, "h": 60, "hour": 60}
+_MINUTES |= {"d": 1440, "day": 1440}
 #: What people count.
 _NOUNS = re.compile("(step|epoch|token|sequence|sample|example|layer|head|device|gpu)s?")
 #: Keys in which 4k is 4096.
@@ -51,7 +52,9 @@ def _with_unit(name: str, text: str) -> Iterator[tuple[str, Any]]:
     if found is None:
         return
     number, unit = float(found[1].replace("_", "")), found[2].lower()
-    units = _MINUTES if "minutes" in name else _UNITS | _BYTES
+    units = _UNITS | _BYTES
+    if "minutes" in name:
+        units, unit = _MINUTES, unit if unit in _MINUTES else unit.removesuffix("s")
     if _NOUNS.fullmatch(unit):
         units = {unit: 1}
     if unit not in units:
