@@ -155,6 +155,9 @@ def test_a_step_that_no_device_could_ever_hold_is_refused_with_the_estimate():
     with pytest.raises(TrainkitError, match="a step needs about") as refused:
         check_estimate(plan(recipe(model={"layers": 2, "hidden": 32768, "heads": 4}), memory_bytes=10**8))
     assert refused.value.where == "model"
+    check_estimate(plan(recipe()), memory=lambda: pytest.fail("a small recipe asks for it"))
+    with pytest.raises(TrainkitError, match=r"this machine has 1\.0 GB"):
+        check_estimate(scores, memory=lambda: 10**9)
 
 
 def test_state_is_divided_by_fsdp_and_activations_are_not():

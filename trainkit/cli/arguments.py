@@ -86,6 +86,13 @@ def steps_of(text: str) -> tuple[int, int]:
     return first, last
 
 
+def memory_of_machine() -> int | None:
+    """Return the bytes of memory of this machine; None if they are unknown."""
+    from trainkit.parallel.hardware import whole_memory  # few recipes ask for it
+
+    return whole_memory()
+
+
 def check_machine(loaded: Loaded, *, hosts: int | None = None) -> None:
     """Raise TrainkitError if a recipe needs far more memory than this machine has.
 
@@ -95,16 +102,13 @@ def check_machine(loaded: Loaded, *, hosts: int | None = None) -> None:
     from trainkit.plan.size import BEYOND, BEYOND_RUN, check_size
     from trainkit.recipe.toml.load import locate_error
 
-    def memory() -> int | None:
-        from trainkit.parallel.hardware import whole_memory  # few recipes ask for it
-
-        return whole_memory()
-
     tokenizer = loaded.recipe.tokenizer
     trained = tokenizer.train if tokenizer else None
     try:
         beyond = BEYOND if hosts is None else BEYOND_RUN * hosts
-        check_size(loaded.recipe, vocab_size=trained.vocab_size if trained else 1, memory=memory, beyond=beyond)
+        check_size(
+            loaded.recipe, vocab_size=trained.vocab_size if trained else 1, memory=memory_of_machine, beyond=beyond
+        )
     except TrainkitError as error:
         raise locate_error(error, loaded) from None
 

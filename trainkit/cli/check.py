@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainkit.cli.arguments import Mode, Overrides, RecipePath, check_machine
+from trainkit.cli.arguments import Mode, Overrides, RecipePath, check_machine, memory_of_machine
 from trainkit.errors import TrainkitError
 from trainkit.text import plural
 
@@ -17,7 +17,8 @@ BRIEF = True
 def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") -> str:
     """Report everything that is wrong with a recipe."""
     from trainkit.hub.recipe import load, notes
-    from trainkit.plan import Devices, make_plan, steps_need_data
+    from trainkit.plan import Devices, KeptByAttention, make_plan, steps_need_data
+    from trainkit.plan.size import check_estimate
     from trainkit.recipe.toml.load import check_lengths, locate_error
 
     loaded = load(recipe, overrides or [], mode=mode)
@@ -37,7 +38,9 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
         vocab_size = trained.vocab_size if trained else 0
         try:
             # for one device; `trainkit plan`, which knows the devices, says whether the batch divides over more
-            plan = make_plan(parsed, devices=Devices(count=parsed.parallel.fsdp), vocab_size=vocab_size, data=None)
+            devices, least = Devices(count=parsed.parallel.fsdp), KeptByAttention(probabilities=False)
+            plan = make_plan(parsed, devices=devices, vocab_size=vocab_size, data=None, attention=least)
+            check_estimate(plan, memory=memory_of_machine)
         except TrainkitError as error:
             raise locate_error(error, loaded) from error
         unit = "examples" if plan.sequence_length is None else "tokens"

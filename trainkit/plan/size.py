@@ -38,14 +38,21 @@ def check_size(recipe: Recipe, *, vocab_size: int, memory: Callable[[], int | No
             )
 
 
-def check_estimate(plan: Plan) -> None:
+def check_estimate(plan: Plan, *, memory: Callable[[], int | None] | None = None) -> None:
     """Raise TrainkitError if a step needs far more memory than a device has. XLA ends the process at some such shapes.
 
     It is for plans that know what attention keeps: its scores alone may be all of it.
+
+    Args:
+        memory: returns the bytes of memory of this machine, for a plan that does not know its devices; it is called
+            only for what no machine holds.
     """
     own, needed = plan.devices.memory_bytes, plan.total_bytes
+    if memory and needed > LARGE:
+        own = memory()
     if needed > BEYOND * (own or LARGEST_DEVICE):
-        has = f"it has {format_bytes(own)}" if own else "no device has so much"
+        owner = "this machine" if memory else "it"
+        has = f"{owner} has {format_bytes(own)}" if own else "no device has so much"
         raise TrainkitError(
             f"a step needs about {format_bytes(needed)} on each device; {has}",
             where="data.sequence_length" if 2 * plan.step_bytes > needed else "model",
