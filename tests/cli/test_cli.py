@@ -29,7 +29,7 @@ WRONG = {
     "heads that do not divide hidden": (changed(("heads = 4", "heads = 5")), "heads", "the nearest that do: 2, 4, 8"),
     "a negative learning rate": (changed(("learning_rate = 1e-3", "learning_rate = -1")), "-1", "from 1e-37 to 10,000"),
     "a zero batch": (changed(("batch_size = 8", "batch_size = 0")), "batch_size", "from 1 to 1,000,000,000"),
-    "a syntax error": (changed(("layers = 2", "layers = two")), "two", "strings stand in quotes"),
+    "a syntax error": (changed(("layers = 2", "layers = two")), "two", "write strings in quotes"),
     "a missing section": (
         changed(("[optimizer]", ""), ("learning_rate = 1e-3", "")),
         "",

@@ -115,7 +115,7 @@ ALL = {
         Wrong("data.train", 'data_files = "a.txt"', "path"),
         Wrong("train", 'precision = "fp16"', '[precision] with compute = "float16"'),
         Wrong("optimizer", 'schedule = "cosine"', '[schedule] with type = "cosine"'),
-        Wrong("train", "steps = 1e20", "the largest steps is 1,000,000,000"),
+        Wrong("train", "steps = 1e20", "steps must be at most 1,000,000,000"),
         Wrong("train", 'steps = "1000 steps"', "steps = 1000"),
         Wrong("optimizer", 'learning_rate = "3e-4,"', "learning_rate = 0.0003"),
         Wrong("optimizer", 'betas = "(0.9, 0.95)"', "betas = [0.9, 0.95]"),
@@ -131,7 +131,7 @@ ALL = {
         Wrong("evaluate", "interval = 5", "every"),
         Wrong("checkpoint", "best = 'loss'", '[checkpoint.best] with metric = "loss" and mode'),
         Wrong("train", 'lr_scheduler = { name = "cosine" }', "it is called [schedule] here"),
-        Wrong("train", "args = { steps = 5 }", "its keys stand in [train]"),
+        Wrong("train", "args = { steps = 5 }", "write its keys in [train]"),
         Wrong("", "optim = { lr = 1e-3 }", "it is called [optimizer] here"),
     ),
 }

@@ -301,7 +301,7 @@ def test_an_override_is_toml_or_else_a_bare_string(tmp_path, override, key, valu
         ("data.train.3.weight=1.0", "--set data.train.3.weight=1.0: data.train is a list of 1"),
         ("model.heads.x=1", "--set model.heads.x=1: model.heads is a value"),
         ("run.name=4", 'hint: write a string: name = "4"'),
-        ("run.extends=a.toml", "extends stands at the top of the file"),
+        ("run.extends=a.toml", "extends belongs at the top of the file"),
     ],
 )
 def test_a_wrong_override_is_named(tmp_path, override, said):
@@ -340,7 +340,7 @@ def test_what_is_no_recipe_file_is_reported_with_those_that_are(tmp_path, monkey
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("layers = two", 'strings stand in quotes: layers = "two"'),
+        ("layers = two", 'write strings in quotes: layers = "two"'),
         ("layers: 2", "write = between key and value"),
         ("layers = 2,", "no comma after it"),
         ("layers = ", "leave out a key that has no value"),
@@ -349,7 +349,7 @@ def test_what_is_no_recipe_file_is_reported_with_those_that_are(tmp_path, monkey
         ("layers = yes", "write layers = true"),
         ("layers = 1,000", "write layers = 1_000"),
         ("layers = .5", "write layers = 0.5"),
-        ("layers = 10%", 'strings stand in quotes: layers = "10%"'),
+        ("layers = 10%", 'write strings in quotes: layers = "10%"'),
         ("import os", "this is Python: a line of a recipe is key = value or [section]"),
         ('{"layers": 2}', "this is JSON"),
         ("--layers 2", "this is an option of a command"),
@@ -432,7 +432,7 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
         ([("schema = 1", "")], "begin the recipe with: schema = 1"),
         ([("schema = 1", "schema = 2")], "schema = 2: expected 1"),
         ([("[[data.train]]", "[data.train]")], "double the brackets: [[data.train]]"),
-        ([("layers = 2", "layers = 2.0")], "write it without a point or exponent: layers = 2"),
+        ([("layers = 2", "layers = 2.0")], "write it without a decimal point or exponent: layers = 2"),
         (
             [("layers = 2", "layers = true")],
             "layers = true: expected a whole number from 1 to 10,000, found true or false",

@@ -104,7 +104,7 @@ class Sweep(Spec):
             if isinstance(keys, dict) and "." not in section and not keys.keys() & SweptKey.model_fields.keys():
                 for key in keys:
                     raise ValueError(
-                        f"sweep.parameters.{section}.{key}: a swept key stands in quotes:"
+                        f"sweep.parameters.{section}.{key}: write a swept key in quotes:"
                         f' "{section}.{key}" = {{ values = [...] }}'
                     )
         return parameters

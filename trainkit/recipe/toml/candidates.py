@@ -36,7 +36,7 @@ def candidates(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield "write a list", [_number(part.strip()) for part in text.strip("()[],; ").split(",")]
             yield "write a list", [value]
         case float() if value.is_integer():
-            yield "write it without a point or exponent", int(value)
+            yield "write it without a decimal point or exponent", int(value)
         case list():
             yield "write a list of lists", [value]
             if len(value) == 1:

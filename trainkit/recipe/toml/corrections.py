@@ -81,11 +81,11 @@ def _out_of_range(value: Any, name: str, node: Node) -> str:
     for number in (value, *(meant for _, meant in candidates(name, value))):
         for branch in branches(node) if isinstance(number, int | float) and not isinstance(number, bool) else ():
             if number > branch.get("maximum", math.inf):
-                return f"the largest {name} is {in_words(branch['maximum'])}"
+                return f"{name} must be at most {in_words(branch['maximum'])}"
             if (end := branch.get("exclusiveMaximum")) is not None and number >= end:
                 return f"{name} must be less than {in_words(end)}"
             if number < branch.get("minimum", -math.inf):
-                return f"the smallest {name} is {in_words(branch['minimum'])}"
+                return f"{name} must be at least {in_words(branch['minimum'])}"
     return ""
 
 
@@ -95,8 +95,8 @@ def _explained(value: Any, name: str, node: Node) -> str:
     if isinstance(value, str) and value.strip().lower() in _NOTHING and "default" in node:
         if "0 turns" in meaning:
             return f"write {name} = 0"
-        there = "without it there is none" if default is None else f"the default is {short(default)}"
-        return f"leave {name} out: {there}"
+        by_default = "by default it is not set" if default is None else f"the default is {short(default)}"
+        return f"leave {name} out: {by_default}"
     first = re.split(r"[.] (?=[A-Z])", meaning)[0].rstrip(".")
     return f"{name} is: {first}" if first and not is_kind(value, node) else ""
 

@@ -132,7 +132,7 @@ class _Search:
         if isinstance(value, dict) and meant.key and meant.key[-1] == "type":
             meant = Meant(f"it is called [{dotted_key(meant.key[:-1])}] here", meant.key[:-1])
         elif isinstance(value, dict) and not meant.hint and section and value.keys() & known.keys():
-            meant = Meant(f"its keys stand in [{dotted_key(section)}]", section)
+            meant = Meant(f"write its keys in [{dotted_key(section)}]", section)
         said = f"{dotted_key(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted_key(key)}]"
         problem = f"{said}{self.values.written_as(key)}: no such {'section' if isinstance(value, dict) else 'key'}"
         corrected = self._corrected(key, value, meant)
@@ -176,7 +176,7 @@ class _Search:
         hint = f"{dotted_key(key)} is {describe(node)}" + (f": {meaning_of(node)}" if meaning_of(node) else "")
         section = self.values.node(key[:-1])
         if section and len(types := types_of(section)) > 1 and "type" not in get(self.values.data, key[:-1]):
-            hint += f"; or say type = {' or '.join(map(toml_value, types))}"
+            hint += f"; or write type = {' or '.join(map(toml_value, types))}"
         if key == ("schema",):
             hint = "begin the recipe with: schema = 1"
         problem = f"{what} is missing" + (f", {why}" if why else "")

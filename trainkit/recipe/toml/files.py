@@ -47,9 +47,11 @@ def read_file(
     try:
         resolved = path.resolve()
         if resolved in [above.resolve() for above in chain]:
-            raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
+            raise TrainkitError(
+                "a recipe extends itself", where=led_here, hint="remove one of these files from its `extends`"
+            )
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a name that no file can have
-        raise TrainkitError(f"is no path of a file: {error}", where=led_here) from error
+        raise TrainkitError(f"is not a file path: {error}", where=led_here) from error
     known = {} if known is None else known
     if resolved in known:  # many files may extend it, and each of them may be extended by many
         return deepcopy(known[resolved])

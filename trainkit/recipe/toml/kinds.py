@@ -63,7 +63,7 @@ def kind_of(value: Any) -> str:
         case int():
             return "a whole number"
         case float():
-            return "a number with a point or exponent" if value.is_integer() else "a number with a fraction"
+            return "a number with a decimal point or exponent" if value.is_integer() else "a number with a fraction"
         case str():
             return "a string"
         case list() | tuple():

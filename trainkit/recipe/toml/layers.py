@@ -215,10 +215,10 @@ def _place(table: Any, part: str, where: str, at: Key) -> Any:
         if part.isdecimal() and int(part) < len(table):
             return int(part)
         found = f"{dotted_key(at)} is a list of {len(table)}"
-        entry = f"--set {dotted_key((*at, 0, part))}=…: " if table and not part.isdecimal() else ""
+        entry = f"write --set {dotted_key((*at, 0, part))}=…: " if table and not part.isdecimal() else ""
         raise TrainkitError(f"{found}; it has no index '{part}'", where=where, hint=f"{entry}indices count from 0")
     raise TrainkitError(
-        f"{dotted_key(at)} is a value and holds no '{part}'", where=where, hint=f"--set {dotted_key(at)}=…"
+        f"{dotted_key(at)} is a value, not a table: it has no '{part}'", where=where, hint=f"--set {dotted_key(at)}=…"
     )
 
 

@@ -49,7 +49,7 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
         return Meant(f"it belongs in {' or '.join(f'[[{dotted_key((*section, key))}]]' for key in entries)}")
     elsewhere = [path for path in keys if path[-1] == plain and path[:-1] != section and name != "type"]
     if section and plain in ("extends", "schema"):
-        return Meant(f"{plain} stands at the top of the file, above every section", (plain,))
+        return Meant(f"{plain} belongs at the top of the file, above every section", (plain,))
     if len(elsewhere) == 1 or (elsewhere and not close):
         only = elsewhere[0] if len(elsewhere) == 1 else None
         return Meant(f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", only)

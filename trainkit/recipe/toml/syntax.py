@@ -27,13 +27,13 @@ def syntax_hint(line: str, message: str) -> str:
     if number := _number(value):
         return f"write {key} = {number}"
     if re.fullmatch(r"[\d.]+\s*(%|[A-Za-z]+)|[A-Za-z_./~*][^\"'\[\]{}]*", value):
-        return f'strings stand in quotes: {key} = "{value}"'
+        return f'write strings in quotes: {key} = "{value}"'
     if re.fullmatch(r"[\d.eE+_-]+", value) and message.startswith("Expected newline"):
-        return "one key = value to a line, and no comma after it"
+        return "write one key = value per line, with no comma after it"
     if value.count('"') % 2 or value.count("'") % 2:
         return "a string is not closed"
     if value.startswith("("):
-        return "a list stands in [ ]"
+        return "write a list in [ ]"
     return "" if pair else _meant_by_other_language(line)
 
 
