@@ -124,6 +124,7 @@ ALL = {
         Wrong("checkpoint", 'every_minutes = "1 hour"', "every_minutes = 60"),
         Wrong("train", 'max_grad_norm = "off"', "max_grad_norm = 0"),
         Wrong("model", 'dropout = "null"', "leave dropout out: the default is 0.0"),
+        Wrong("parallel", 'data = "Auto"', 'did you mean "auto"?'),
         Wrong("sample", "temp = 0.7", "temperature"),
         Wrong("sample", "top = 5", "top_k or top_p"),
         Wrong("data", 'path = "a.txt"', "it belongs in [[data.train]]"),

@@ -81,7 +81,7 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
         ("full_shard", "shard_grad_op", "hybrid_shard", "zero2", "zero3", "auto", "full"),
         "write a number of devices, such as fsdp = 4",
     ),
-    "parallel.data": dict.fromkeys(("ddp", "dp", "auto"), "write a number of devices, such as data = 4"),
+    "parallel.data": dict.fromkeys(("ddp", "dp"), "write a number of devices, such as data = 4"),
     "track.wandb.mode": dict.fromkeys(("disabled", "off", "none"), "leave [track.wandb] out"),
     "adapter": {
         "qlora": 'write [adapter] with base = "nf4"',
