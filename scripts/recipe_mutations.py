@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from trainkit.recipe.toml.aliases import FOREIGN
+from trainkit.recipe.toml.aliases import ALIASES
 from trainkit.recipe.toml.schema import leaves
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,8 +126,8 @@ def _misspell(key: str, value: str, chance: random.Random) -> tuple[str, str]:
     return chance.choice(ways), value
 
 
-def _foreign(key: str, value: str, chance: random.Random) -> tuple[str, str]:
-    return chance.choice(sorted(FOREIGN)), value
+def _alias(key: str, value: str, chance: random.Random) -> tuple[str, str]:
+    return chance.choice(sorted(ALIASES)), value
 
 
 def _replace_by(choices: tuple[str, ...]) -> Callable[[str, str, random.Random], tuple[str, str]]:
@@ -252,7 +252,7 @@ def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
 
 MUTATIONS: dict[str, Callable[[str, random.Random], str]] = {
     "misspelt-key": _in_pair(_misspell),
-    "foreign-key": _in_pair(_foreign),
+    "alias": _in_pair(_alias),
     "number": _in_pair(_replace_by(NUMBERS)),
     "scaled": _in_pair(_scale),
     "word": _in_pair(_replace_by(WORDS)),

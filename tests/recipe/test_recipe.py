@@ -20,7 +20,7 @@ from trainkit.recipe.toml import schema
 from trainkit.recipe.toml.layers import TYPES
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
 from trainkit.recipe.toml.positions import Key, dotted_key, locate
-from trainkit.recipe.toml.suggestions import FOREIGN
+from trainkit.recipe.toml.suggestions import ALIASES
 from trainkit.recipe.toml.values import differences, dumps, toml_value
 from trainkit.recipe.union import members_of
 
@@ -566,20 +566,20 @@ def test_new_tokens_are_named_once_and_go_with_a_tokenizer_that_exists_and_a_mod
     ],
 )
 def test_the_names_of_other_trainers_are_answered_with_ours(tmp_path, section, name, key, word):
-    path = write(tmp_path, f'extends = "sample.toml"\n\n[{section}]\n{name} = 1\n', "foreign.toml")
+    path = write(tmp_path, f'extends = "sample.toml"\n\n[{section}]\n{name} = 1\n', "alias.toml")
     write(tmp_path)
     said = wrong(path)
-    assert f"foreign.toml:4: {section}.{name} = 1: no such key" in said
+    assert f"alias.toml:4: {section}.{name} = 1: no such key" in said
     assert key.removeprefix(f"{section}.") in said and word in said
 
 
-@pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_a_foreign_name_leads_to_a_key_that_exists(name):
-    key = FOREIGN[name].key
+@pytest.mark.parametrize("name", sorted(ALIASES))
+def test_an_alias_leads_to_a_key_that_exists(name):
+    key = ALIASES[name].key
     parts = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     tables = [{}, *({"task": {"type": type_of(task)}} for task in members_of(Task))]
     assert not key or any(schema.node_at(parts, table) is not None for table in tables)
-    assert key or FOREIGN[name].note
+    assert key or ALIASES[name].note
 
 
 def test_every_key_says_what_it_means():

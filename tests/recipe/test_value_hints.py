@@ -15,7 +15,7 @@ from sample_recipe import TEXT, write
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml import schema
-from trainkit.recipe.toml.aliases import FOREIGN, LOCAL
+from trainkit.recipe.toml.aliases import ALIASES, SECTION_ALIASES
 from trainkit.recipe.toml.corrections import correction
 from trainkit.recipe.toml.kinds import accepts
 from trainkit.recipe.toml.load import load
@@ -143,14 +143,14 @@ def test_the_beginning_of_a_key_stands_for_it_in_every_table() -> None:
     everywhere = {str(path[-1]) for path in schema.leaves()}
     tried = 0
     for key, node in [((), schema.root()), *all_tables()]:
-        local = LOCAL.get(pattern_of(key), {})
+        local = SECTION_ALIASES.get(pattern_of(key), {})
         for kind in schema.types_of(node) or [""]:
             known = schema.keys_of(node, {"type": kind})
             in_lists = {name for inner in known.values() for name in schema.every_key(schema.entry_of(inner))}
             # longer beginnings are easier
             for begin in {name[:length] for name in known for length in (2, 3) if length < len(name)}:
                 others = [other for other in known if other.startswith(begin)]
-                means_more = begin in everywhere | FOREIGN.keys() | local.keys() | in_lists
+                means_more = begin in everywhere | ALIASES.keys() | local.keys() | in_lists
                 if len(others) > MOST_NEAR or means_more or begin.endswith("_"):
                     continue
                 hint = suggest(begin, key, known).hint

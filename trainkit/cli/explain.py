@@ -102,13 +102,13 @@ def _hint(key: Key, language: type[Recipe]) -> str:
     """Return what to ask for instead of a key that no recipe has."""
     from trainkit.recipe.toml import schema
     from trainkit.recipe.toml.positions import dotted_key
-    from trainkit.recipe.toml.suggestions import FOREIGN, suggest
+    from trainkit.recipe.toml.suggestions import ALIASES, suggest
 
     name, known = str(key[-1]), [dotted_key(leaf) for leaf in schema.leaves(language)]
     if dotted_key(key) in known:
         section = dotted_key(key[:-1])
         return f"it belongs to other types of [{section}] than this recipe's: --set {section}.type=… shows it"
-    if name in FOREIGN:
+    if name in ALIASES:
         return suggest(name, key[:-1], {leaf: {} for leaf in known}, language).hint
     near = difflib.get_close_matches(dotted_key(key), known, n=3) or [k for k in known if k.split(".")[-1] == name]
     return f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys"

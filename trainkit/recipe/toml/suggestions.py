@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.aliases import FOREIGN, LOCAL, Foreign
+from trainkit.recipe.toml.aliases import ALIASES, SECTION_ALIASES, Alias
 from trainkit.recipe.toml.positions import Key, dotted_key
 from trainkit.recipe.toml.schema import Node, entry_of, every_key, leaves
 from trainkit.recipe.toml.value_aliases import pattern_of
 
-#: More keys than this that a name may stand for are a list of keys, no suggestion.
+#: If a name may stand for more keys than this, none is suggested.
 MOST_NEAR = 3
 
 
@@ -33,15 +33,15 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
     if same := [key for key in known if squeeze(key) == squeeze(name)]:
         return Meant(f"did you mean {same[0]}?", (*section, same[0]))
     plain = name.strip().lower().replace("-", "_")
-    local = LOCAL.get(pattern_of(section), {}).get(plain, "")
+    local = SECTION_ALIASES.get(pattern_of(section), {}).get(plain, "")
     if local in known:
         return Meant(f"it is called {local} here", (*section, local))
     close = difflib.get_close_matches(plain, known, n=1, cutoff=0.7)
-    foreign = FOREIGN.get(dotted_key((*section, plain))) or FOREIGN.get(plain)
-    if foreign and close and foreign.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
-        foreign = None
-    if foreign and foreign.key != dotted_key((*section, name)):
-        return _alias(foreign, section)
+    alias = ALIASES.get(dotted_key((*section, plain))) or ALIASES.get(plain)
+    if alias and close and alias.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
+        alias = None
+    if alias and alias.key != dotted_key((*section, name)):
+        return _suggest_alias(alias, section)
     keys = leaves(language)
     if (path := tuple(re.split(r"[/:.]|__|->", plain.strip("-")))) in keys and len(path) > 1:
         return Meant(f"did you mean {dotted_key(path)}?", path)
@@ -53,9 +53,9 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
     if len(elsewhere) == 1 or (elsewhere and not close):
         only = elsewhere[0] if len(elsewhere) == 1 else None
         return Meant(f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", only)
-    begun = [key for key in known if len(plain) > 1 and key.startswith(plain)]
-    if 0 < len(begun) <= MOST_NEAR:
-        return _one_of(begun, section)
+    longer = [key for key in known if len(plain) > 1 and key.startswith(plain)]
+    if 0 < len(longer) <= MOST_NEAR:
+        return _one_of(longer, section)
     if close:
         return _one_of(close, section)
     names = {str(path[-1]): path for path in keys}
@@ -65,7 +65,7 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
 
 
 def _one_of(found: list[str], section: Key) -> Meant:
-    """Return that one of some keys of a section is meant; nothing where they are none or many."""
+    """Return that one of the `found` keys of a section is meant; nothing if there are none, or too many."""
     if not 0 < len(found) <= MOST_NEAR:
         return Meant()
     return Meant(f"did you mean {' or '.join(found)}?", (*section, found[0]) if len(found) == 1 else None)
@@ -81,16 +81,16 @@ def _with_part(name: str, known: Iterable[str]) -> list[str]:
     return initials or inside or around
 
 
-def _alias(foreign: Foreign, section: Key) -> Meant:
-    """Return what a key of another trainer, written in a section, is called here."""
-    target: Key = tuple(int(part) if part.isdecimal() else part for part in foreign.key.split("."))
+def _suggest_alias(alias: Alias, section: Key) -> Meant:
+    """Return what trainkit calls a key of another trainer that is written in a section."""
+    target: Key = tuple(int(part) if part.isdecimal() else part for part in alias.key.split("."))
     if target[:3] == ("data", "train", 0) and section[:1] == ("data",) and len(section) == 3:
         target = (*section, target[-1])  # the same key of this source
-    called = f"it is called {foreign.key} here" if foreign.key else ""
-    if foreign.key and target[:-1] == section:
+    called = f"it is called {alias.key} here" if alias.key else ""
+    if alias.key and target[:-1] == section:
         called = f"it is called {target[-1]} here"
-    hint = "; ".join(part for part in (called, foreign.note) if part)
-    return Meant(hint, target if foreign.key else None, is_same=not foreign.note)
+    hint = "; ".join(part for part in (called, alias.note) if part)
+    return Meant(hint, target if alias.key else None, is_same=not alias.note)
 
 
 def squeeze(name: str) -> str:
