@@ -73,7 +73,7 @@ def share(error: BaseException) -> BaseException:
     group = hosts.group()
     if group is None:
         return error
-    group.stop_watching()
+    group.let_main_thread_end()
     if isinstance(error, ProcessFailed):
         return error
     if not group.number:

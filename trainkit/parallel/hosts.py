@@ -70,16 +70,16 @@ class ProcessGroup:
     uses: dict[str, int] = field(default_factory=dict)
     """How often each name of `agreement.first_problem` was used."""
 
-    def stop_watching(self) -> None:
-        """Let the main thread end this process, which knows that another one has failed, or that the run is over."""
+    def let_main_thread_end(self) -> None:
+        """Let the main thread end this process: it knows that a process has failed, or that the run is over."""
         if self.presence:
-            self.presence.close()
+            self.presence.let_main_thread_end()
 
     def decide(self, value: Any, error: BaseException | None = None) -> None:
         """Send the others a decision of the first process, or the exit code of the error that it has instead."""
         code = None if error is None else error.exit_code if isinstance(error, TrainkitError) else FAILED
         if error is not None:
-            self.stop_watching()
+            self.let_main_thread_end()
         self.send(_decision(self.decisions), pickle.dumps((value, code)))
         if self.decisions >= _KEPT:
             self.client.key_value_delete(_decision(self.decisions - _KEPT))
@@ -108,7 +108,7 @@ class ProcessGroup:
                     which = _ANOTHER
                 if which:
                     if "DEADLINE_EXCEEDED" in str(error):  # else jax aborts this process sooner than it can end
-                        self.stop_watching()
+                        self.let_main_thread_end()
                     raise error_of_end(which) from error
 
     def _lost(self) -> str:
@@ -207,7 +207,7 @@ def from_first(make: Callable[[], T]) -> T:
         value, code = pickle.loads(_group.receive(_decision(_group.decisions)))
         _group.decisions += 1
         if code is not None:
-            _group.stop_watching()
+            _group.let_main_thread_end()
             raise FirstFailed(code)
         return value  # type: ignore[no-any-return]
     try:
@@ -236,7 +236,7 @@ def depart() -> None:
     """Wait for the others no more: they may be waiting for this process, which failed within a computation."""
     if _group is not None:
         _group.departed = True
-        _group.stop_watching()
+        _group.let_main_thread_end()
 
 
 def send_to_first(message: str) -> None:
@@ -265,7 +265,7 @@ def end_together() -> None:
     """Note that all processes end without an error, so that each may wait for the others at its end."""
     if _group is not None:
         _group.ends_together = True
-        _group.stop_watching()
+        _group.let_main_thread_end()
 
 
 def leave(code: int, *, seconds: float = 2 * _PATIENCE / 1000) -> None:
@@ -274,7 +274,7 @@ def leave(code: int, *, seconds: float = 2 * _PATIENCE / 1000) -> None:
     jax would otherwise wait for the other processes, which still train. Does nothing if there are none.
     """
     if _group is not None and not _group.ends_together:
-        _group.stop_watching()
+        _group.let_main_thread_end()
         with contextlib.suppress(RuntimeError):  # time for the others to hear of it, and of the first one's decisions
             _group.client.key_value_set(f"{_LEFT}{_group.number}", socket.gethostname(), allow_overwrite=True)
             _group.client.wait_at_barrier("trainkit/leaving", round(1000 * seconds))

@@ -1,7 +1,8 @@
 """Whether the other processes of a run still live: connections that the kernel closes when one of them ends.
 
 jax notices after 100 seconds that a process is gone, and then aborts the others. So every process keeps a connection to
-the first one, over which nothing is sent. It closes at once when either of them ends, however that happens, and within
+the first one, over which nothing is sent but the
+names of processes that have ended. It closes at once when either of them ends, however that happens, and within
 a minute if a host or the network is gone.
 """
 
@@ -27,6 +28,7 @@ _KEY, _PATIENCE = "trainkit/presence", 60_000
 _PROBES = (20, 10, 4)
 #: Bytes of a message: a token, a number and the name of a host.
 _LONGEST = 512
+#: Seconds for a connection, and for a message to leave.
 _TIMEOUT = 10.0
 
 
@@ -42,23 +44,23 @@ class Presence:
         """`client` is that of the coordination service, `address` HOST:PORT of the first process."""
         self.lost = ""
         self.on_stuck: Callable[[str], None] = lambda message: None
-        self._closed = threading.Event()
+        self._ends_itself = threading.Event()
         self._client, self._number = client, number
         self._host = address.rpartition(":")[0].strip("[]")
         self._selector = selectors.DefaultSelector()
         self._names: dict[socket.socket, str] = {}
         threading.Thread(target=self._work, name="presence", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop ending this process when another one ends: it knows, or ends itself."""
-        self._closed.set()
+    def let_main_thread_end(self) -> None:
+        """From now on only note which process has ended: the main thread ends this process."""
+        self._ends_itself.set()
 
     def _work(self) -> None:
         # without connections, another process is missed later, by jax
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             self._listen() if self._number == 0 else self._connect()
-            while not self._closed.is_set():
-                for key, _ in self._selector.select(timeout=1.0):
+            while self._selector.get_map():
+                for key, _ in self._selector.select():
                     key.data()
 
     # the first process
@@ -73,10 +75,16 @@ class Presence:
     def _accept(self, server: socket.socket) -> None:
         connection, _ = server.accept()
         connection.settimeout(_TIMEOUT)
+        # a stranger may say nothing, for which the others must not wait
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._admit(connection))
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Watch a connection if it is from a process of this run; otherwise close it."""
+        self._selector.unregister(connection)
         with contextlib.suppress(OSError, ValueError):
-            token, number, host = connection.recv(_LONGEST).decode().split()
-            if secrets.compare_digest(token, self._token):
-                self._watch(connection, f"process {int(number)} on {host}", self._hear_other)
+            token, number, host = connection.recv(_LONGEST).split()
+            if secrets.compare_digest(token, self._token.encode()):
+                self._watch(connection, f"process {int(number)} on {host.decode()}", self._hear_other)
                 return
         connection.close()
 
@@ -85,9 +93,10 @@ class Presence:
             return
         name = self._names.pop(connection)
         self._selector.unregister(connection)
+        connection.close()
         for other in self._names:
             with contextlib.suppress(OSError):
-                other.sendall(name.encode())
+                other.sendall(f"{name}\n".encode())
         self._lose(name)
 
     # the others
@@ -104,11 +113,12 @@ class Presence:
         except OSError:
             said = ""
         if said:
-            self._lose(said)
+            self._lose(said.partition("\n")[0])  # another process may have ended in the same moment
             return
         self._selector.unregister(connection)
-        self.lost = self._names.pop(connection)
-        if not self._closed.is_set():  # at once: without the first process jax aborts this one within moments
+        self.lost = self.lost or self._names.pop(connection)  # the first process may have ended because of another one
+        connection.close()
+        if not self._ends_itself.is_set():  # at once: without the first process jax aborts this one within moments
             self._end(self.lost)
 
     # all of them
@@ -131,15 +141,15 @@ class Presence:
 
     def _lose(self, name: str) -> None:
         """Note that a process has ended, and end this one if its main thread does not, as it may wait for a device."""
-        if self.lost or self._closed.is_set():
+        if self.lost:
             return
         self.lost = name
 
-        def end_unless_closed() -> None:
-            if not self._closed.wait(GRACE):
+        def end_if_stuck() -> None:
+            if not self._ends_itself.wait(GRACE):
                 self._end(name)
 
-        threading.Thread(target=end_unless_closed, name="end", daemon=True).start()
+        threading.Thread(target=end_if_stuck, name="end", daemon=True).start()
 
     def _end(self, name: str) -> None:
         message = f"{name} has ended, and this process cannot continue without it"
