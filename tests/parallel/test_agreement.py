@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -119,3 +120,16 @@ def test_a_name_can_be_used_again_as_by_a_run_that_goes_back() -> None:
             patch.setattr(hosts, "group", lambda each=each: next(each))
             said = [pool.submit(agreement.first_problem, "save/1/written", problem) for _ in groups]
             assert {one.result() for one in said} == {problem and f"process 0: {problem}"}
+
+
+@pytest.mark.parametrize(("number", "waits"), [(0, [hosts._LAST]), (1, [])])
+def test_the_first_process_ends_after_the_others_also_where_one_of_them_never_leaves(
+    monkeypatch: pytest.MonkeyPatch, number: int, waits: list[float]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(hosts, "_group", hosts.ProcessGroup(Gone("DEADLINE_EXCEEDED"), number, 3))
+    monkeypatch.setattr(hosts.time, "sleep", slept.append)
+    monkeypatch.setattr(hosts.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as end:
+        hosts.leave(1)
+    assert end.value.code == 1 and slept == waits, "jax aborts whoever is still there when the first one ends"

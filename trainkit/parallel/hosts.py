@@ -271,15 +271,16 @@ def end_together() -> None:
 def leave(code: int, *, seconds: float = 2 * _PATIENCE / 1000) -> None:
     """End this process after an error, once the others leave too, or at the latest after these `seconds`.
 
-    jax would otherwise wait for the other processes, which still train. Does nothing if there are none.
+    The first process ends a moment after the others. jax would otherwise wait for the other processes, which still
+    train. Does nothing if there are none.
     """
     if _group is not None and not _group.ends_together:
         _group.let_main_thread_end()
         with contextlib.suppress(RuntimeError):  # time for the others to hear of it, and of the first one's decisions
             _group.client.key_value_set(f"{_LEFT}{_group.number}", socket.gethostname(), allow_overwrite=True)
             _group.client.wait_at_barrier("trainkit/leaving", round(1000 * seconds))
-            if not _group.number:  # jax aborts whoever is still there when the first one ends
-                time.sleep(_LAST)
+        if not _group.number:  # jax aborts whoever is still there when the first one ends
+            time.sleep(_LAST)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
