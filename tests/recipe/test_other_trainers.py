@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+import rarer_configurations
 import real_configurations
 from sample_recipe import TEXT, changed, line_of, write
 
@@ -175,7 +177,7 @@ def hint_to(directory: Path, wrong: Wrong) -> str:
     for block in str(raised.value).split("\n\n"):
         if place := re.search(r"sample\.toml:(\d+)", block.split("\n")[0]):
             blocks.setdefault(int(place[1]), block)
-    is_foreign = wrong.section and f"[{wrong.section}]" not in TEXT
+    is_foreign = wrong.section and f"[{wrong.section}]" not in TEXT and "\n" not in wrong.line
     places = (number - 1, number) if is_foreign else (number, number - 1)
     return next((blocks[place] for place in places if place in blocks), "").partition("hint: ")[2]
 
@@ -186,9 +188,12 @@ def test_what_another_trainer_calls_it_is_answered_with_what_to_write(tmp_path: 
     assert not {wrong: hint for wrong, hint in hints.items() if wrong.hint not in hint}
 
 
+@pytest.mark.parametrize("table", [real_configurations, rarer_configurations])
 @pytest.mark.parametrize("trainer", real_configurations.ALL)
-def test_lines_that_another_trainer_publishes_are_answered_with_what_to_write(tmp_path: Path, trainer: str) -> None:
-    published = map(Wrong._make, real_configurations.ALL[trainer])
+def test_lines_that_another_trainer_publishes_are_answered_with_what_to_write(
+    tmp_path: Path, trainer: str, table: ModuleType
+) -> None:
+    published = map(Wrong._make, table.ALL[trainer])
     hints = {wrong: hint_to(tmp_path, wrong).split("\n")[0] for wrong in published}
     assert not {
         wrong: hint

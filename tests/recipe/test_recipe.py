@@ -350,6 +350,8 @@ def test_what_is_no_recipe_file_is_reported_with_those_that_are(tmp_path, monkey
         ("layers = 1,000", "write layers = 1_000"),
         ("layers = .5", "write layers = 0.5"),
         ("layers = 10%", 'write strings in quotes: layers = "10%"'),
+        ("layers = 5 * 8", "a recipe does not calculate: write layers = 40"),
+        ("layers = dict(n=6, m=4)", "write a table as [layers], with its keys below"),
         ("import os", "this is Python: a line of a recipe is key = value or [section]"),
         ('{"layers": 2}', "this is JSON"),
         ("--layers 2", "this is an option of a command"),

@@ -15,6 +15,7 @@ from sample_recipe import TEXT, write
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml import schema
+from trainkit.recipe.toml.alias_families import FAMILIES
 from trainkit.recipe.toml.aliases import ALIASES, SECTION_ALIASES
 from trainkit.recipe.toml.corrections import correction
 from trainkit.recipe.toml.kinds import accepts
@@ -157,6 +158,32 @@ def test_the_beginning_of_a_key_stands_for_it_in_every_table() -> None:
                 assert hint == f"did you mean {' or '.join(others)}?", (key, begin)
                 tried += 1
     assert tried > 500
+
+
+def test_what_a_note_on_the_key_of_another_trainer_says_to_write_is_allowed_there() -> None:
+    nodes: dict[str, list[schema.Node]] = {}
+    for _, table in [((), schema.root()), *all_tables()]:
+        for branch in schema.branches(table):
+            for name, node in branch.get("properties", {}).items():
+                nodes.setdefault(name, []).append(node)
+    known = {".".join(map(str, key)) for key in schema.leaves()}
+    known |= {
+        f"data.train.0.{name}"
+        for key, node in all_tables()
+        if key == ("data", "train", 0)
+        for name in schema.every_key(node)
+    }
+    tried = 0
+    for alias in {*ALIASES.values(), *(meant for _, meant in FAMILIES)}:
+        assert not alias.key or alias.key in known, alias
+        for name, text in re.findall(
+            r'(\w+) = (\{[^{}]*(?:\{\w+\}[^{}]*)*\}|\[[^\]]*\]|"[^"]*"|[\d.]+|true|false)', alias.note
+        ):
+            if name in nodes and "…" not in text:
+                value = tomli.loads(f"v = {text}")["v"]
+                assert any(fits(node, value) for node in nodes[name]), (alias, name, value)
+                tried += 1
+    assert tried > 40
 
 
 def test_a_number_beyond_a_range_is_told_the_range_however_it_is_written() -> None:

@@ -13,7 +13,7 @@ from trainkit.recipe.toml.in_tables import meant_in_table
 from trainkit.recipe.toml.kinds import accepts, is_kind
 from trainkit.recipe.toml.layers import SET
 from trainkit.recipe.toml.positions import Key, dotted_key
-from trainkit.recipe.toml.schema import Node, branches, choices, has_list, meaning_of, table, types_of
+from trainkit.recipe.toml.schema import Node, branches, choices, has_list, keys_of, meaning_of, root, table, types_of
 from trainkit.recipe.toml.suggestions import squeeze
 from trainkit.recipe.toml.value_aliases import VALUE_HINTS, VALUES, pattern_of
 from trainkit.recipe.toml.values import key_name, toml_value
@@ -45,6 +45,9 @@ def correction(key: Key, value: Any, node: Node, allowed: list[Any], *, as_overr
         return _WRITE.sub(rf"write {SET} \1.\2=\3", hint) if as_override else hint
     if (word := _word(pattern, value, allowed)) is not None:
         return f"did you mean {toml_value(word)}?"
+    points = keys_of(keys_of(root())["schedules"]).get(str(key[-1])) if isinstance(value, list) else None
+    if points and accepts(points, value):
+        return f"what changes during a run is in [schedules]: {key[-1]} = {toml_value(value)}"
     for words, meant in candidates(str(key[-1]), value):
         if accepts(node, meant) and len(toml_value(meant)) < LONGEST:
             said = f"{key_name(key[-1])} = {toml_value(meant)}" if isinstance(key[-1], str) else toml_value(meant)

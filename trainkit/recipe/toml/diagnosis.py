@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
+from trainkit.recipe.toml.components import component_hint
 from trainkit.recipe.toml.corrections import correction, fit, short, word_for
 from trainkit.recipe.toml.describe import describe
 from trainkit.recipe.toml.kinds import accepts, is_kind, kind_of
@@ -128,6 +129,7 @@ class _Search:
         value = get(self.values.data, key)
         known = keys_of(self.values.node(section) or {}, get(self.values.data, section))
         other = self._of_another_type(section, name)
+        other = other or component_hint(key, value, self.values.node(section))
         meant = Meant(other) if other else suggest(name, section, known, self.values.language)
         if isinstance(value, dict) and meant.key and meant.key[-1] == "type":
             meant = Meant(f"it is called [{dotted_key(meant.key[:-1])}] here", meant.key[:-1])
@@ -149,7 +151,9 @@ class _Search:
         node = self.values.node(meant.key) if meant.key and meant.is_same else None
         if meant.key is None or node is None or isinstance(value, dict) or accepts(node, value):
             return ""
-        return correction(meant.key, value, node, choices(node), as_override=self._is_override(key))
+        around = self.values.node(meant.key[:-1]) if meant.key[-1] == "type" else None
+        allowed = types_of(around) if around else choices(node)
+        return correction(meant.key, value, node, allowed, as_override=self._is_override(key))
 
     def _is_override(self, key: Key) -> bool:
         return self.values.where(key).file.startswith(str(SET))
@@ -216,7 +220,7 @@ class _Search:
         if not allowed:
             return allowed
         word = word_for(key, value, allowed)
-        if word is not None and word not in difflib.get_close_matches(value, allowed):
+        if word is not None and [word] != difflib.get_close_matches(value.lower(), allowed, n=1, cutoff=0.5):
             return [word]  # an alias
         near = {kind: difflib.SequenceMatcher(None, value.lower(), kind).ratio() for kind in allowed}
         nearest = [kind for kind in allowed if near[kind] == max(near.values())]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.aliases import ALIASES, SECTION_ALIASES, Alias
+from trainkit.recipe.toml.alias_families import family_of, without_ending
+from trainkit.recipe.toml.alias_notes import Alias
+from trainkit.recipe.toml.aliases import ALIASES, SECTION_ALIASES
 from trainkit.recipe.toml.positions import Key, dotted_key
-from trainkit.recipe.toml.schema import Node, entry_of, every_key, leaves
+from trainkit.recipe.toml.schema import Node, entry_of, every_key, keys_of, leaves, root
 from trainkit.recipe.toml.value_aliases import pattern_of
 
 #: If a name may stand for more keys than this, none is suggested.
@@ -37,7 +40,7 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
     if local in known:
         return Meant(f"it is called {local} here", (*section, local))
     close = difflib.get_close_matches(plain, known, n=1, cutoff=0.7)
-    alias = ALIASES.get(dotted_key((*section, plain))) or ALIASES.get(plain)
+    alias = ALIASES.get(pattern_of((*section, plain))) or ALIASES.get(plain)
     if alias and close and alias.key.endswith(f".{plain}"):  # a group has learning_rate_factor instead
         alias = None
     if alias and alias.key != dotted_key((*section, name)):
@@ -53,6 +56,13 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
     if len(elsewhere) == 1 or (elsewhere and not close):
         only = elsewhere[0] if len(elsewhere) == 1 else None
         return Meant(f"did you mean {' or '.join(map(dotted_key, elsewhere))}?", only)
+    if section != ("data",) and not elsewhere and plain in _keys_of_sources(language):
+        return Meant("it belongs in [[data.train]]")
+    if (family := family_of(plain)) and not difflib.get_close_matches(plain, known, n=1, cutoff=0.9):
+        return _suggest_alias(family, section)
+    if not section and (base := without_ending(plain)) != plain:
+        alias = ALIASES.get(base, Alias(base if base in known else ""))
+        return _suggest_alias(alias, section) if alias.key else Meant()
     longer = [key for key in known if len(plain) > 1 and key.startswith(plain)]
     if 0 < len(longer) <= MOST_NEAR:
         return _one_of(longer, section)
@@ -61,7 +71,13 @@ def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[R
     names = {str(path[-1]): path for path in keys}
     if far := difflib.get_close_matches(plain, names, n=1, cutoff=0.8):
         return Meant(f"did you mean {dotted_key(names[far[0]])}?")
-    return _one_of(_with_part(plain, known), section)
+    return _one_of(_with_part(plain, known, is_top=not section), section)
+
+
+@cache
+def _keys_of_sources(language: type[Recipe]) -> set[str]:
+    """Return the keys of a source of data."""
+    return every_key(entry_of(keys_of(keys_of(root(language))["data"])["train"]))
 
 
 def _one_of(found: list[str], section: Key) -> Meant:
@@ -71,13 +87,13 @@ def _one_of(found: list[str], section: Key) -> Meant:
     return Meant(f"did you mean {' or '.join(found)}?", (*section, found[0]) if len(found) == 1 else None)
 
 
-def _with_part(name: str, known: Iterable[str]) -> list[str]:
+def _with_part(name: str, known: Iterable[str], *, is_top: bool) -> list[str]:
     """Return the keys that share a part with a name: `batch_size` for `bs`, `learning_rate` for `rate`, `points` for
-    `num_points`."""
+    `num_points`. At the top, where keys are sections, `model_tag` is no [model]."""
     parts = set(name.split("_"))
     initials = [key for key in known if "_" in key and "".join(part[:1] for part in key.split("_")) == name]
     inside = [key for key in known if len(name) > 2 and any(part.startswith(name) for part in key.split("_"))]
-    around = [key for key in known if len(key) > 2 and set(key.split("_")) <= parts]
+    around = [key for key in known if len(key) > 2 and set(key.split("_")) <= parts and not is_top]
     return initials or inside or around
 
 

@@ -26,10 +26,14 @@ def syntax_hint(line: str, message: str) -> str:
         return "a backslash begins an escape in \"…\": write it twice, or use '…'"
     if number := _number(value):
         return f"write {key} = {number}"
+    if re.match(r"(dict|list|tuple|set|int|float|str)\(|[\w.]+\(.*=.*\)$|lambda\b", value):
+        return f"this is Python: {_LINE}; write a table as [{key}], with its keys below"
     if re.fullmatch(r"[\d.]+\s*(%|[A-Za-z]+)|[A-Za-z_./~*][^\"'\[\]{}]*", value):
         return f'write strings in quotes: {key} = "{value}"'
     if re.fullmatch(r"[\d.eE+_-]+", value) and message.startswith("Expected newline"):
         return "write one key = value per line, with no comma after it"
+    if product := re.fullmatch(r"(\d{1,9})\s*\*\s*(\d{1,9})", value):
+        return f"a recipe does not calculate: write {key} = {int(product[1]) * int(product[2])}"
     if value.count('"') % 2 or value.count("'") % 2:
         return "a string is not closed"
     if value.startswith("("):

@@ -30,6 +30,8 @@ _SAME_VALUES: dict[str, dict[str, str]] = {
         "inverse-sqrt": "inverse_sqrt inv_sqrt rsqrt noam",
         "one-cycle": "onecyclelr one_cycle",
     },
+    "task.problem": {"multi-class": "single_label_classification", "multi-label": "multi_label_classification"},
+    "task.loss": {"dpo": "sigmoid", "robust": "robust_dpo"},
     "task.type": {
         "causal-lm": "clm pt pretrain lm language-modeling causal_lm",
         "masked-lm": "mlm masked_lm",
@@ -75,6 +77,28 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     ),
     "schedule.type": dict.fromkeys(
         ("cosine_with_restarts", "cosine_hard_restarts"), 'write type = "cosine" and restarts = 1'
+    ),
+    "data.train.*.type": dict.fromkeys(
+        ("alpaca", "completion", "instruct", "alpaca_dataset", "instruct_dataset", "context_qa", "oasst", "reflection"),
+        'leave it out; write document = { type = "prompt", prompt = "{instruction}", response = " {output}" }',
+    )
+    | dict.fromkeys(
+        (
+            "chat_template",
+            "sharegpt",
+            "chat",
+            "messages",
+            "chat_dataset",
+            "openai",
+            "chatml",
+            "conversation",
+            "chatml.intel",
+        ),
+        'leave it out; write document = { type = "chat" }, with key = "conversations" where that is its list',
+    )
+    | dict.fromkeys(
+        ("dpo", "preference", "ranking", "chatml.ultra", "llama3.ultra", "bradley_terry.chat_template"),
+        'leave it out; write document = { type = "preference-chat" } or { type = "preference" }',
     ),
     "train.batch_size": {"auto": 'write a number; micro_batch_size = "auto" finds what fits the memory'},
     "parallel.fsdp": dict.fromkeys(
