@@ -101,12 +101,13 @@ class Sweep(Spec):
     @classmethod
     def _quotes_keys(cls, parameters: Any) -> Any:
         for section, keys in parameters.items() if isinstance(parameters, dict) else ():
-            if isinstance(keys, dict) and "." not in section and not keys.keys() & SweptKey.model_fields.keys():
-                for key in keys:
-                    raise ValueError(
-                        f"sweep.parameters.{section}.{key}: write a swept key in quotes:"
-                        f' "{section}.{key}" = {{ values = [...] }}'
-                    )
+            is_section = isinstance(keys, dict) and "." not in section
+            if is_section and keys and not keys.keys() & SweptKey.model_fields.keys():
+                key = next(iter(keys))
+                raise ValueError(
+                    f"sweep.parameters.{section}.{key}: write a swept key in quotes:"
+                    f' "{section}.{key}" = {{ values = [...] }}'
+                )
         return parameters
 
     @field_validator("parameters")
