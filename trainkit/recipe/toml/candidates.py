@@ -1,4 +1,4 @@
-"""Other forms of a value that a person may have meant: without quotes, as a list, a number without its unit."""
+"""Other forms of a value that may have been meant: without quotes, as a list, a number without its unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BINARY = re.compile("length|window|context")
 
 
 def candidates(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what may be meant by a value, each with words that introduce it."""
+    """Yield (how to say it in a hint, what the value may mean)."""
     match value:
         case str():
             text = value.strip()

@@ -1,4 +1,4 @@
-"""What a person probably meant by a wrong value: a misspelt word, another form of it, a value in place of a table."""
+"""Hints for wrong values: a misspelt word, a value in another form, a value in the place of a table."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from trainkit.recipe.toml.value_aliases import VALUE_HINTS, VALUES, pattern_of
 from trainkit.recipe.toml.values import key_name, toml_value
 from trainkit.text import shorten
 
-#: Characters of a value that is worth suggesting.
+#: Most characters of a value that is suggested.
 LONGEST = 200
-#: What VALUE_HINTS say of one key of a table, and not of more.
+#: A hint of VALUE_HINTS that gives a single key of a table.
 _WRITE = re.compile(r"^write \[(\S+)\] with (\w+) = \"?([\w-]+)\"?$")
-#: Words of other languages for no value.
+#: What people write to turn a key off.
 _NOTHING = ("none", "null", "nil", "~", "off", "no", "false", "disabled", "default", "auto", "n/a", "")
 
 
-def fit(node: Node, value: dict[str, Any], kind: str) -> int:
-    """Return how well the keys of a table fit one of its types."""
+def fit_score(node: Node, value: dict[str, Any], kind: str) -> int:
+    """Return how well the keys of a table fit one of its types; higher is better."""
     found = table(node, {"type": kind}) or {"properties": {}}
     missing = set(found.get("required", [])) - value.keys()
     return len(found["properties"].keys() & value.keys()) - 2 * len(missing)
 
 
 def correction(key: Key, value: Any, node: Node, allowed: list[Any], *, as_override: bool = False) -> str:
-    """Return how to write what was probably meant by a value, which is always allowed; empty if unclear.
+    """Return a hint that says what to write instead of a wrong value; empty if it is unclear what was meant.
+
+    Whatever the hint says to write is allowed.
 
     Args:
-        as_override: whether the value stands in `--set`, where a key of a table is written `--set TABLE.KEY=VALUE`.
+        as_override: whether the value comes from `--set`, where a key of a table is written `--set TABLE.KEY=VALUE`.
     """
     pattern = pattern_of(key)
     if isinstance(value, str) and (hint := VALUE_HINTS.get(pattern, {}).get(value.strip().lower())):
@@ -56,14 +58,14 @@ def correction(key: Key, value: Any, node: Node, allowed: list[Any], *, as_overr
         return f"double the brackets: [[{dotted_key(key)}]]"
     if isinstance(value, dict):
         return ""
-    if (inner := meant_in_table(key, value, node, _fitting)) is not None and len(short(value)) < LONGEST:
+    if (inner := meant_in_table(key, value, node, _interpret)) is not None and len(short(value)) < LONGEST:
         random = f'; type = "{kind}" instead starts from random weights' if (kind := _family(key, value, node)) else ""
         return inner.hint(key, as_override=as_override) + random
     return _out_of_range(value, str(key[-1]), node) or _explained(value, str(key[-1]), node)
 
 
-def _fitting(key: Key, value: Any, node: Node) -> Any:
-    """Return what is meant by a value of a key: the value itself if it is allowed; None if that is unclear."""
+def _interpret(key: Key, value: Any, node: Node) -> Any:
+    """Return what a value of a key means, in a form that the key allows; None if that is unclear."""
     if accepts(node, value):
         return value
     if (word := _word(pattern_of(key), value, choices(node))) is not None:
@@ -78,9 +80,12 @@ def _family(key: Key, value: Any, node: Node) -> str | None:
 
 
 def _out_of_range(value: Any, name: str, node: Node) -> str:
-    """Return which end of its range a number is beyond that is not written as a number of its key."""
+    """Return the bound that a number breaks, if it is also written in a form that the key does not take, as `"1e20"`.
+
+    Otherwise return nothing.
+    """
     if is_kind(value, node):
-        return ""  # what is expected says it
+        return ""  # the problem already states the range
     for number in (value, *(meant for _, meant in candidates(name, value))):
         for branch in branches(node) if isinstance(number, int | float) and not isinstance(number, bool) else ():
             if number > branch.get("maximum", math.inf):
@@ -93,7 +98,7 @@ def _out_of_range(value: Any, name: str, node: Node) -> str:
 
 
 def _explained(value: Any, name: str, node: Node) -> str:
-    """Return what a key is for, or its default in place of a word for none, where a value is of a wrong kind."""
+    """Return what a key is for if a value has the wrong type; for a word such as "none", how to leave the key out."""
     default, meaning = node.get("default"), meaning_of(node)
     if isinstance(value, str) and value.strip().lower() in _NOTHING and "default" in node:
         if "0 turns" in meaning:
@@ -105,12 +110,12 @@ def _explained(value: Any, name: str, node: Node) -> str:
 
 
 def word_for(key: Key, value: str, allowed: list[Any]) -> str | None:
-    """Return the allowed word that is meant by another one; None if that is unclear."""
+    """Return the allowed word that another one stands for; None if that is unclear."""
     return _word(pattern_of(key), value, allowed)
 
 
 def _word(pattern: str, value: Any, allowed: list[Any]) -> str | None:
-    """Return the allowed word that is meant by another one: written otherwise, an alias, or misspelt."""
+    """Return the allowed word that another one stands for: in other case, an alias or misspelt; None if unclear."""
     words = [choice for choice in allowed if isinstance(choice, str)]
     text = value if isinstance(value, str) else toml_value(value) if isinstance(value, bool | int) else ""
     alias = VALUES.get(pattern, {}).get(text.strip().lower())

@@ -20,7 +20,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
 from trainkit.recipe.toml.components import component_hint
-from trainkit.recipe.toml.corrections import correction, fit, short, word_for
+from trainkit.recipe.toml.corrections import correction, fit_score, short, word_for
 from trainkit.recipe.toml.describe import describe
 from trainkit.recipe.toml.kinds import accepts, is_kind, kind_of
 from trainkit.recipe.toml.layers import SET, all_keys
@@ -42,7 +42,7 @@ from trainkit.recipe.toml.values import toml_value
 
 #: Largest number of validations; each finds what earlier mistakes hid.
 LOOKS = 8
-#: Largest number of mistakes that are looked into and shown: nobody reads thousands.
+#: Largest number of mistakes that are diagnosed and shown: nobody reads thousands.
 SHOWN = 50
 
 
@@ -56,7 +56,7 @@ class Mistake:
 
     @property
     def place(self) -> str:
-        """Where it is, without a key that the problem begins with."""
+        """The place as text: of an override only `--set`, if the problem begins with the key."""
         place, key = str(self.where), self.where.file.removeprefix(f"{SET} ")
         return str(SET) if place == f"{SET} {key}" and self.problem.startswith(f"{key} = ") else place
 
@@ -147,7 +147,7 @@ class _Search:
             self.values.move(self.values.as_written(key), meant.key, value, is_same=meant.is_same)
 
     def _corrected(self, key: Key, value: Any, meant: Meant) -> str:
-        """Return how to write the value of an unknown key for the key that is meant; empty if it can stay as it is."""
+        """Return how to write the value of an unknown key for the key that is meant; empty if it need not change."""
         node = self.values.node(meant.key) if meant.key and meant.is_same else None
         if meant.key is None or node is None or isinstance(value, dict) or accepts(node, value):
             return ""
@@ -187,7 +187,7 @@ class _Search:
         self.found[key] = Mistake(self.values.where(key[:-1]), problem, hint)
 
     def _whole(self, key: Key) -> Key:
-        """Return the key of the list where the entry of a list is wrong because the list should be in another one."""
+        """Return the key, or that of the list around it if only that list should be inside another one."""
         outer, node = get(self.values.data, key[:-1]), self.values.node(key[:-1])
         is_pair = isinstance(key[-1], int) and isinstance(outer, list) and node is not None and accepts(node, [outer])
         return key[:-1] if is_pair else key
@@ -213,9 +213,9 @@ class _Search:
         self.values.replace(key, node, allowed)
 
     def _likely_types(self, key: Key, node: Node, value: str, allowed: list[Any]) -> list[Any]:
-        """Return the type nearest to a misspelt one; of equally near types the one that fits the keys of the table.
+        """Return the type closest to a misspelt one; of equally close ones, the one that the other keys fit best.
 
-        Return all where none is near.
+        Return all of them if none is close.
         """
         if not allowed:
             return allowed
@@ -226,7 +226,7 @@ class _Search:
         nearest = [kind for kind in allowed if near[kind] == max(near.values())]
         if near[nearest[0]] < 0.5:
             return allowed
-        return [max(nearest, key=partial(fit, node, get(self.values.data, key[:-1])))]
+        return [max(nearest, key=partial(fit_score, node, get(self.values.data, key[:-1])))]
 
     def _contradiction(self, key: Key, message: str) -> None:
         """Record a contradiction between keys, unless its message names a repaired key: then the repair caused it."""
@@ -240,7 +240,7 @@ class _Search:
             said = f"{dotted_key(key)} = {short(value)}{self.values.written_as(key)}"
             self.found[message] = Mistake(self.values.where(key), f"{said}: {message}")
             return
-        # a person looks at the first key that the message names
+        # the place is that of the first key that the message names
         paths = [(*key, name) for name in value if name in words]
         whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
         if existing := [path for path in whole if get(self.values.data, path, NOTHING) is not NOTHING]:

@@ -27,21 +27,21 @@ from trainkit.recipe.toml.values import key_name, toml_value
 
 #: The key of a checkpoint, which brings the type and the sizes of its model.
 CHECKPOINT = ("model", "pretrained")
-#: What is meant by a value of a key, as far as the key allows it, or None.
-Fit = Callable[[Key, Any, Node], Any]
+#: Returns what a value of a key means, in a form that the key allows; None if that is unclear.
+Interpret = Callable[[Key, Any, Node], Any]
 
 
 @dataclass(frozen=True)
 class KeyOfTable:
-    """What a value in the place of a table stands for."""
+    """A key of a table, and the value that it probably should have, for a value in the place of the table."""
 
     key: Key
     """The key in the table. A 0 is the first entry of a list."""
     value: Any
     is_example: bool = False
-    """Whether it is one key of several, because none takes the value."""
+    """Whether it only shows how the table is written, because no key of it takes the value."""
     needed: tuple[str, ...] = ()
-    """What else the table must have."""
+    """Names of the other keys that the table must have."""
 
     def hint(self, key: Key, *, as_override: bool) -> str:
         """Return what to write in place of the value of `key`, in a file or as an override."""
@@ -77,21 +77,21 @@ class KeyOfTable:
         return shlex.quote(f"{dotted_key(key)}={bare}")
 
 
-def meant_in_table(key: Key, value: Any, node: Node, fit: Fit) -> KeyOfTable | None:
+def meant_in_table(key: Key, value: Any, node: Node, interpret: Interpret) -> KeyOfTable | None:
     """Return the key of a table that a value in its place stands for; None if no table belongs there.
 
     Args:
         node: the schema of the key.
-        fit: returns what is meant by a value of a key of the table.
+        interpret: returns what a value of a key of the table means.
     """
     entry = entry_of(node) if has_list(node) and not _has_keys(node) else node
     if not _has_keys(entry):
         return None
     at = key if entry is node else (*key, 0)
-    for name, inner in _likely(at, value, entry, fit):
+    for name, inner in _likely(at, value, entry, interpret):
         child = keys_of(entry, {"type": inner} if name == "type" else None).get(name, {})
         if _has_keys(child) or _has_keys(entry_of(child)):
-            deeper = meant_in_table((*at, name), value, child, fit)
+            deeper = meant_in_table((*at, name), value, child, interpret)
             if deeper is not None and not deeper.is_example:
                 return deeper
         elif inner is not None:
@@ -103,20 +103,20 @@ def _has_keys(node: Node) -> bool:
     return any("properties" in branch for branch in branches(node)) if node else False
 
 
-def _likely(at: Key, value: Any, entry: Node, fit: Fit) -> Iterator[tuple[str, Any]]:
+def _likely(at: Key, value: Any, entry: Node, interpret: Interpret) -> Iterator[tuple[str, Any]]:
     """Yield names of keys with what the value means there, the likeliest first; None where it means nothing."""
     keys = keys_of(entry)
     kinds = {"enum": types_of(entry)} if len(types_of(entry)) > 1 else {}
-    if isinstance(value, str) and kinds and (kind := fit((*at, "type"), value, kinds)) and at != ("model",):
+    if isinstance(value, str) and kinds and (kind := interpret((*at, "type"), value, kinds)) and at != ("model",):
         yield "type", kind
     plain = PLAIN_KEYS.get(pattern_of(at), "").split()
     required = [name for name in (table(entry) or {}).get("required", []) if name != "type"]
     for name in dict.fromkeys([*(name for name in plain if name in keys), *required]):
-        yield name, fit((*at, name), value, keys[name])
+        yield name, interpret((*at, name), value, keys[name])
     for name, child in keys.items():
-        # any word is a path or a name: one that only some keys know says more
+        # any word could be a path or a name, so a word counts only where a key has a list of allowed words
         if not isinstance(value, bool) and (choices(child) or not isinstance(value, str)) and not has_table(child):
-            yield name, fit((*at, name), value, child)
+            yield name, interpret((*at, name), value, child)
 
 
 def _needed(key: Key, entry: Node) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.corrections import fit
+from trainkit.recipe.toml.corrections import fit_score
 from trainkit.recipe.toml.layers import SET
 from trainkit.recipe.toml.nested import NOTHING, get, is_table, put, put_if_free
 from trainkit.recipe.toml.positions import Key, Origin, dotted_key
 from trainkit.recipe.toml.schema import Node, entry_of, has_table, node_at, placeholder
 
-#: Keys of a file that are taken out of it before it is validated: a mistake is not repaired by moving it there.
+#: Keys that are removed from a file before it is validated: no mistake is repaired by moving a value there.
 TAKEN = ("extends", "mode")
 
 
@@ -40,7 +40,7 @@ class Repaired:
         return self.origin(self.source(key))
 
     def source(self, key: Key) -> Key:
-        """Return the key that stands in the file: as written, or one that a repair moved into a section it has not."""
+        """Return the key in the file: as written, or any key that a repair moved into a section that the file lacks."""
         written = self.as_written(key)
         found = self.origin(written)
         if found.line or found.file.startswith(str(SET)):
@@ -55,15 +55,15 @@ class Repaired:
         return key
 
     def written_as(self, key: Key) -> str:
-        """Return the name that stands in the file, in brackets, where a repair moved the value to another key."""
+        """Return the name in the file, in brackets, if a repair moved the value to another name; else nothing."""
         source = self.source(key)
         names = [[part for part in path if isinstance(part, str)][-1:] for path in (source, key)]
         return f" (written as {dotted_key(source)})" if names[0] != names[1] else ""
 
     def move(self, source: Key, target: Key, value: Any, *, is_same: bool = True) -> None:
-        """Put the value of an unknown key where it belongs, so that what is inside is checked too.
+        """Put the value of an unknown key where it belongs, so that what it contains is checked too.
 
-        A table goes there even if it is not quite the same: most of its keys have other names anyway.
+        A table is moved even if its meaning differs: most of its keys have other names anyway.
         """
         if target[0] in TAKEN:
             return
@@ -92,7 +92,7 @@ class Repaired:
         """Put a value that is allowed in the place of a wrong one."""
         if key[-1] == "type" and allowed:
             # the other keys of the table are checked against the type that was probably meant
-            put(self.data, key, max(allowed, key=partial(fit, node, get(self.data, key[:-1]))))
+            put(self.data, key, max(allowed, key=partial(fit_score, node, get(self.data, key[:-1]))))
         elif "default" in node:
             get(self.data, key[:-1]).pop(key[-1])
         else:

@@ -1,11 +1,11 @@
-"""What a person probably meant by a line that is no TOML: YAML, JSON, Python, or a value without its quotes."""
+"""Hints for lines that are not TOML: YAML, JSON, Python, or a value without its quotes."""
 
 from __future__ import annotations
 
 import re
 
 _TRUTH = {word: word in ("true", "yes", "on") for word in ("true", "false", "yes", "no", "on", "off")}
-#: What a line is, in what people paste.
+#: What a line of a recipe looks like, for people who paste another language.
 _LINE = "a line of a recipe is key = value or [section]"
 
 
@@ -42,7 +42,7 @@ def syntax_hint(line: str, message: str) -> str:
 
 
 def _number(text: str) -> str:
-    """Return a number with commas, or without a digit beside its point, as TOML writes it; empty if it is none."""
+    """Return a number such as `1,000`, `.5` or `2.` as TOML writes it; empty for other text."""
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text):
         return text.replace(",", "_")
     found = re.fullmatch(r"([+-]?)(\d*)\.(\d*)((?:[eE][+-]?\d+)?)", text)

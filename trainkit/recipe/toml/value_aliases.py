@@ -118,7 +118,7 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
         "aim": "write [track] with aim = true",
     },
 }
-# the same where the word stands in place of the table
+# the same for a word in the place of the table
 _DIFFERENT_VALUES |= {
     section: {
         word: hint.replace("write", f"write [{section}] with", 1)
@@ -132,7 +132,7 @@ VALUES: dict[str, dict[str, str]] = {
 }
 #: The whole hint, by key and value.
 VALUE_HINTS = _DIFFERENT_VALUES
-#: The keys of a table that are meant by a value in its place, where it is not the type; the likeliest first.
+#: The keys of a table that a value in its place may be meant for, if it is not the type; the likeliest first.
 PLAIN_KEYS = {
     "model": "pretrained",
     "tokenizer": "path train",
@@ -160,8 +160,10 @@ PLAIN_KEYS = {
 
 
 def pattern_of(key: Key) -> str:
-    """Return a key with `*` for what a recipe names or counts, and validation sets as training sets, whose keys are the
-    same."""
+    """Return a key as text, with `*` for an index or a name that the recipe chooses.
+
+    `data.validation` becomes `data.train`, which has the same keys.
+    """
     parts = ["*" if isinstance(part, int) else part for part in key]
     if parts[:2] == ["sweep", "parameters"] and len(parts) > 2:
         parts[2] = "*"
