@@ -61,21 +61,21 @@ Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
 Positive = Annotated[float, Field(ge=LEAST, le=GREATEST)]
 NotNegative = Annotated[float, Field(ge=0, le=GREATEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# The largest values below are about 100 times the largest that anyone publishes: with more, a run fails in the end.
+# Each upper limit below is about 100 times the largest published value: a run with a larger one fails sooner or later.
 LearningRate = Annotated[float, Field(ge=LEAST, le=1e4)]
 WeightDecay = Annotated[float, Field(ge=0, le=1e3)]
 Eps = Annotated[float, Field(ge=LEAST, le=100)]
-"""What an optimizer adds to a divisor."""
+"""What an optimizer adds to a divisor, or another small number that it starts from."""
 NormEps = Annotated[float, Field(ge=LEAST, le=1)]
 """What a norm adds to a variance."""
 LossWeight = Annotated[float, Field(ge=0, le=1e4)]
-"""A factor of a loss, of a part of it, or of noise."""
+"""The weight of a loss or of a part of it, or the strength of noise."""
 Ratio = Annotated[float, Field(ge=0, le=1e4)]
-"""A factor of the learning rate, or of what a schedule changes."""
+"""A factor, such as of the learning rate or of the value that a schedule changes, or another number near 1."""
 PositiveRatio = Annotated[float, Field(ge=1e-12, le=1e4)]
 Exponent = Annotated[float, Field(ge=1e-6, le=1e3)]
 Temperature = Annotated[float, Field(ge=1e-4, le=1e3)]
-"""What logits are divided by."""
+"""A number by which logits are divided."""
 Theta = Annotated[float, Field(ge=1, le=1e12)]
 """The base of the wavelengths of rotary positions."""
 Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
