@@ -106,7 +106,7 @@ def _failed(error: Exception) -> int:
 
 
 def _in_words(error: Exception) -> str:
-    """Return an error that no part of trainkit expected: of a file that is not as it should be, or ours."""
+    """Return the message of an error that no part of trainkit expected: of a file that cannot be used, or a bug."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         look = f"hint: look at what is there: ls -ld {quote(str(error.filename))}"
         return f"{error.filename}: cannot be used: {error.strerror}\n{look}"

@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from trainkit.data.show import ShownRow
 
 _DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
-#: Of hidden tokens that a random one replaces, and of those that stay.
+#: The colours of hidden tokens that a random token replaces, and of those that stay.
 _RANDOM, _KEPT = "\x1b[33m", "\x1b[36m"
 
 
 def masks_legend(*, colour: bool) -> Iterator[str]:
-    """Yield what the brackets behind hidden tokens mean."""
-    yield "the step learns only the tokens with brackets, and hides them:"
-    meanings = {"[masked]": "the mask token replaces it", "[random TOKEN]": "another replaces it", "[kept]": "it stays"}
+    """Yield lines that say what the brackets after hidden tokens mean."""
+    yield "tokens with brackets are hidden, and the step learns only these:"
+    meanings = {
+        "[masked]": "the mask token replaces it",
+        "[random TOKEN]": "a random token replaces it",
+        "[kept]": "it stays",
+    }
     yield Neutral(
         "  "
         + " · ".join(
@@ -30,11 +34,10 @@ def masks_legend(*, colour: bool) -> Iterator[str]:
 
 
 def row_lines(row: ShownRow, *, colour: bool, masks: bool = False) -> Iterator[Neutral]:
-    """Yield a row as neutral lines of text, without secrets in its places.
+    """Yield a row as neutral lines of text, without secrets in the names of files.
 
-    What is not learned is dim, or between ⟪ and ⟫ without colours.
-
-    With `masks`, learned tokens have the colours of `masks_legend`.
+    Text that is not learned is dim, or between ⟪ and ⟫ without colours. With `masks`, learned tokens have the colours
+    of `masks_legend`.
     """
     several = isinstance(row.label, list)
     shown = (", ".join(map(str, row.label)) or "none of the classes") if several else row.label
@@ -60,7 +63,7 @@ def _mark_text(text: str, learned: bool, colour: bool, masks: bool) -> str:
 
 
 def _colour_of(token: str) -> str:
-    """Return the colour of a hidden token, by what stands in brackets behind it."""
+    """Return the colour of a hidden token, by the word in brackets after it."""
     fate = token.rpartition("[")[2]
     return _RANDOM if fate.startswith("random") else _KEPT if fate.startswith("kept") else _LEARNED
 
