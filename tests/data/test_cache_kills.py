@@ -156,7 +156,7 @@ def test_the_claim_of_a_dead_process_keeps_nobody_waiting(tmp_path):
         "assert all([claim.__enter__() for claim in claims])\nos._exit(9)"
     )
     cache, _ = caches._prepare(recipe, None)
-    (source,) = cache._sets[0].sources
+    (source,) = cache.trained.sources
     locks = [tmp_path / "cache/locks" / shards.key_of(unit, "all", source.encoding) for unit in source.units]
     assert subprocess.run([sys.executable, "-c", script, *locks], check=False).returncode == 9
     assert all(lock.exists() for lock in locks)

@@ -59,7 +59,7 @@ def test_no_document_is_both_trained_on_and_held_out_and_all_others_are_there(
             found = caches.find(recipe)
             assert found is not None
             cache = found
-    whole = cache._sets[0].streams["held-out"].all
+    whole = cache.trained.streams["held-out"].all
     before = room.text_of(cache, whole).split(room.END)[:-1]
     trained = set(documents(cache, "train"))
     kept = [text for text in before if text not in trained]

@@ -220,7 +220,7 @@ def test_a_limit_takes_the_first_documents_in_whichever_split_they_are(
         room.small_units(patch)
         built = caches.build(recipe, engine=threads(workers))
         for cache in (built, caches.find(recipe), caches.begin(recipe)):
-            streams = cache._sets[0].streams.values()
+            streams = cache.trained.streams.values()
             limited = [stream.each[0] for stream in streams]
             found = [text for stream in limited for text in room.text_of(cache, stream).split(room.END)[:-1]]
             assert sorted(found) == sorted(texts[:limit])

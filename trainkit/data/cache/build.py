@@ -20,8 +20,8 @@ is safe.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from trainkit.data import storage
@@ -76,22 +76,11 @@ def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) 
     engine = threads()
     for group in own:
         _make(recipe.data, group, cache, engine=engine, progress=progress)
-
-    def work() -> None:
-        try:
-            _make(recipe.data, trained, cache, engine=engine, progress=progress)
-        except BaseException as error:  # raised to those who wait for a stream
-            cache._error = error
-            for streams in trained.streams.values():
-                streams.fail(error)
-            if trained.apart is not None and not trained.apart.complete:
-                trained.apart.finish(error)
-
+    make = partial(_make, recipe.data, trained, cache, engine=engine, progress=progress)
     if all(find_usable(source, cache.directory, recipe.data.on_error) for source in trained.sources):
-        _make(recipe.data, trained, cache, engine=engine, progress=progress)
+        make()
     else:
-        cache._thread = threading.Thread(target=work, name="cache", daemon=True)
-        cache._thread.start()
+        cache.make_in_background(make)
     return cache
 
 
@@ -194,7 +183,7 @@ def _make(data: Data, group: Set, cache: Cache, *, engine: Engine, progress: Tel
         wanted=lambda index: not todo[index][0].complete,
         on_result=on_result,
         reporter=reporter,
-        stop=cache._stop if group.name == "train" else Stop(),
+        stop=cache.stop if group.name == "train" else Stop(),
     )
     reporter.finish()
     check_not_empty(data, group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainkit.data import storage
@@ -34,12 +34,13 @@ class Cache:
         other_ledgers: the names of all others: of held-out documents and of validation sets.
         trained: the training sources, as they are tokenised.
         units: of each source, by the name of the set.
+        stop: ends the tokenising of the training set.
     """
 
     def __init__(self, recipe: Recipe, codec: LoadedTokenizer | None, sets: Sequence[Set], in_use: storage.Use) -> None:
         self.directory, self.tokenizer = Path(recipe.data.cache), codec
         self.in_use = in_use
-        self._recipe, self._sets = recipe, sets
+        self._sets = sets
         self.trained, *own = sets
         trained = self.trained
         first: Split = "train" if recipe.data.held_out else "all"
@@ -54,7 +55,7 @@ class Cache:
         self.ledgers = tuple(source.names[first] for source in trained.sources)
         every = {name for group in sets for source in group.sources for name in source.names.values()}
         self.other_ledgers = tuple(sorted(every - {*self.ledgers}))
-        self._stop = Stop()
+        self.stop = Stop()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -68,6 +69,25 @@ class Cache:
     def vocab_size(self) -> int:
         """Return the number of entries of the tokenizer; 0 if documents are not text."""
         return self.tokenizer.vocab_size if self.tokenizer else 0
+
+    def make_in_background(self, make: Callable[[], None]) -> None:
+        """Call `make`, which makes the training set, in a thread.
+
+        Its error is raised to those who wait for tokens, and by `check`.
+        """
+
+        def work() -> None:
+            try:
+                make()
+            except BaseException as error:  # whoever waits for a stream would wait for ever
+                self._error = error
+                for streams in self.trained.streams.values():
+                    streams.fail(error)
+                if self.trained.apart is not None and not self.trained.apart.complete:
+                    self.trained.apart.finish(error)
+
+        self._thread = threading.Thread(target=work, name="cache", daemon=True)
+        self._thread.start()
 
     def wait(self) -> None:
         """Wait until everything is tokenised. Raises TrainkitError if that is impossible, or a set is empty."""
@@ -84,7 +104,7 @@ class Cache:
 
     def close(self) -> None:
         """Stop tokenising; threads that wait for tokens get `Stopped`."""
-        self._stop.set()
+        self.stop.set()
         if self._thread:
             self._thread.join(timeout=5)
 
