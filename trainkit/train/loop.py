@@ -161,10 +161,11 @@ def train(state: State, job: Job) -> Outcome:
     except (Exception, hosts.FirstFailed) as error:
         if hosts.count() > 1 and isinstance(error, JaxRuntimeError):
             hosts.depart()
-            raise as_one_of_several(error) from error
-        failed = agreement.share(error)
-        if step > first:
-            _rescue(state, step, job)
+            failed: BaseException = as_one_of_several(error)
+        else:
+            failed = agreement.share(error)
+            if step > first:
+                _rescue(state, step, job)
         if failed is error:
             raise
         raise failed from error

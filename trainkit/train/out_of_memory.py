@@ -32,7 +32,10 @@ def can_recover_from(error: BaseException) -> bool:
 
 
 def as_one_of_several(error: JaxRuntimeError) -> Exception:
-    """Return the error that ends one of several processes after this error of a computation, in words."""
+    """Return the error with which one of several processes ends after a computation failed.
+
+    It says what to do if this process ran out of memory or another process has ended; otherwise it is `error` itself.
+    """
     if is_out_of_memory(error):
         which = f"process {jax.process_index()} on {socket.gethostname()}"
         return TrainkitError(
