@@ -80,11 +80,11 @@ def waiting(run: Path) -> bool:
     return any(e["type"] == "log" and e["message"].startswith("waiting for the export") for e in read(run))
 
 
-@pytest.mark.parametrize(
-    ("numbers", "code"),
-    [([TERM], 75), ([HUP], 75), ([INT], 130), ([INT, INT], 130)],
-    ids=str,
-)
+def exporters(trainer: Trainer) -> list[psutil.Process]:
+    return [child for child in psutil.Process(trainer.process.pid).children() if "export" in child.cmdline()]
+
+
+@pytest.mark.parametrize(("numbers", "code"), [([TERM], 75), ([HUP], 75), ([INT], 130), ([INT, INT], 130)], ids=str)
 def test_a_signal_while_exports_finish_ends_the_wait_and_a_resume_makes_the_export(
     place: Path, numbers: list[int], code: int
 ) -> None:
@@ -93,11 +93,9 @@ def test_a_signal_while_exports_finish_ends_the_wait_and_a_resume_makes_the_expo
         assert trainer.until(lambda event: event["type"] == "checkpoint_started" and event["step"] == STEPS)
         trainer.release()
         until(lambda: waiting(trainer.run))
-        exporter = None
-        while exporter is None:  # it stands still, so that there is something to wait for
-            children = psutil.Process(trainer.process.pid).children()
-            exporter = next((child for child in children if "export" in child.cmdline()), None)
-        exporter.suspend()
+        until(lambda: bool(exporters(trainer)))
+        exporter, *_ = exporters(trainer)
+        exporter.suspend()  # so that there is something to wait for
         try:
             for number in numbers:
                 trainer.process.send_signal(number)
