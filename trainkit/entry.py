@@ -1,6 +1,6 @@
-"""The console script, and the first of trainkit that a process imports: from here on Ctrl-C leaves no traceback.
+"""The console script. A process imports it before the rest of trainkit, so that Ctrl-C never prints a traceback.
 
-Only the interpreter's own start comes before.
+Only a Ctrl-C while the interpreter itself starts comes too early for it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import os
 import signal
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing typing takes a moment, in which Ctrl-C would be a traceback
+if TYPE_CHECKING:  # importing typing takes a moment, in which Ctrl-C would print a traceback
     from types import FrameType
     from typing import NoReturn
 
-#: As in `trainkit.errors`, which is not imported yet.
+#: The exit code of `trainkit.errors`, which is not imported yet.
 INTERRUPTED = 130
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C while nothing but imports has run: there is nothing to unwind, and C code would turn an exception
-    within an import into another error."""
+    """End the process at once: nothing but imports has run, so there is nothing to unwind, and C code would turn an
+    exception within an import into another error."""
     os._exit(INTERRUPTED)
 
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a script's background
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a script's background jobs ignore it
     signal.signal(signal.SIGINT, end)
 
 
@@ -33,5 +33,5 @@ def program() -> NoReturn:
 
     try:
         cli.program()
-    except KeyboardInterrupt:  # a further one, in the moment in which the process ended
+    except KeyboardInterrupt:  # another Ctrl-C, while the process ended
         os._exit(INTERRUPTED)

@@ -29,7 +29,7 @@ class LayerContext(NamedTuple):
     window: Window
     rotary: RotaryTables
     counted_BT: Bool[Array, "B T"] | None
-    """The tokens that are no padding; None where all are."""
+    """True for tokens, False for padding; None without padding."""
 
 
 class DecoderAttention(eqx.Module):

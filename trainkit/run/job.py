@@ -84,7 +84,7 @@ class LoopEnd(NamedTuple):
 
 
 def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
-    """Run the loop from the state in `ready`. `before` took the commands until memory ran out, if it did."""
+    """Run the loop from the state in `ready`. `before` took the commands of the loop before it, if there was one."""
     outcome: Outcome | None = None
     with contextlib.ExitStack() as opened:
 

@@ -18,12 +18,8 @@ from trainkit.errors import INTERRUPTED, STOPPED_EARLY
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: The name of the thread that compiles, for which nobody waits after a signal.
 COMPILING = "compile"
-
-
 #: Seconds after which a signal comes again whose exception was ignored.
 _AGAIN_AFTER = 0.05
-
-
 #: Seconds after a Ctrl-C in which an error is taken for its consequence.
 _SOON = 2.0
 
@@ -118,10 +114,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Hold back the signals that ask a run to end, until the block ends or `Signals` releases them.
+    """Hold back the signals that ask a run to end, until this block or one within it ends, or `Signals` releases them.
 
-    So no signal comes between the creation of a run and its attempt. A process that is started in the block inherits
-    this, so that even one that comes while its interpreter starts is handled by the attempt in it.
+    So no signal comes between the creation of a run and its attempt. A process that is started in the block holds them
+    back too: its attempt handles even a signal that comes while its interpreter starts.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
