@@ -16,32 +16,32 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 HEAD = """\
 # Faults that were tried
 
-`scripts/faults.py --write` did this to real runs and wrote this page. `scripts/faults.py --short` tries some of each
-kind in at most four minutes, and the suite (`tests/test_faults.py`) a few power cuts, kills and flips.
+`scripts/faults.py --write` caused these faults in real runs and wrote this page. `scripts/faults.py --short` tries
+some of each kind in at most four minutes, and the test suite (`tests/test_faults.py`) some power cuts, kills and flips.
 
-*Exact*: the run ended with the same bits as one that nothing happened to. *Fell back*: the same, after it continued
-from an older checkpoint. *Refused*: it ended with a message that names the damaged file. *Reported*: it went on and
-said what differs. *Lost*: committed work was gone, or there was a traceback. *Wrong*: another result without a word.
-*Resumed*: so many of the outcomes were judged by processes that resumed a run to its end.
+Each fault has one outcome. *Exact*: the run ended with the same bits as an undisturbed run. *Fell back*: the same,
+but after it continued from an older checkpoint. *Refused*: the run ended with a message that names the damaged file.
+*Reported*: the run continued and said what differs. *Lost*: committed work was gone, or there was a traceback. *Wrong*:
+the result differs, and nothing said so. *Resumed* counts the outcomes for which a process resumed the run to its end.
 
 - **kills**: a trainer gets SIGKILL at a random moment of its start, its steps, its saves and its evaluations. The run
   is resumed and killed again, and at last resumed to its end. The arrays of the last checkpoint and the loss of every
-  step are compared with those of a run that nothing happened to.
+  step are compared with those of an undisturbed run.
 - **power-cuts**: a run trains on an ext4 file system in a file. The file is copied while the trainer is stopped and
-  mounted elsewhere; the run in it is resumed to its end and compared in the same way. What the trainer wrote and did
-  not flush is missing in the copy. Not tried: disks that lose or reorder what the file system has flushed.
+  mounted elsewhere; the run in it is resumed to its end and compared in the same way. Data that the trainer wrote but
+  did not flush is missing from the copy. Not tried: disks that lose or reorder what the file system has flushed.
 - **bit-flips**: one bit of one file of a killed run, its checkpoints or its cache is flipped, each kind of file
-  equally often. A process resumes about one run in 100 to its end, which is compared in the same way. For the others a
-  process that stays reads, through trainkit's own functions, all that a resume reads: recipe, tokenizer, every
-  training and validation batch, the arrays of the newest whole checkpoint, the log. Every later step is a function of
-  these, so each is compared with what it was.
+  equally often. About one run in 100 is resumed to its end and compared in the same way. To try so many of the others,
+  one process reads them all, through trainkit's own functions: everything that a resume reads, which is the recipe, the
+  tokenizer, every training and validation batch, the arrays of the newest whole checkpoint, and the log. Every later
+  step is a function of these, so each is compared with what it was before the flip.
 - **soak**: a run of many thousand steps is saved, evaluated, sampled, paused and watched. A part of 1,000 steps is
   exact if the trainer's memory is at most 5 % more than after 10,000 steps, with at most 2 more descriptors and 2 more
   threads.
 - **long-logs**: a log of many gigabytes is written and followed, 100 MB at a time, in the same way.
 - **recipes**: a recipe of the repository gets up to three mistakes in keys, values, types, structure or bytes, and is
-  checked. *Refused* answers name the file, the line and the key; *exact* are those that are still right. A traceback,
-  an answer without these or one that takes longer than 5 seconds is *lost*.
+  checked. *Exact*: the recipe is still valid. *Refused*: the error names the file, the line and the key. *Lost*: a
+  traceback, an error without one of these, or an answer that takes longer than 5 seconds.
 
 """
 COLUMNS = ("tried", "resumed", *OUTCOMES)
