@@ -42,6 +42,8 @@ from recipe_mutations import NAME, ROOT, all_names, mutants
 
 #: Seconds of CPU time after which an answer counts as a hang.
 LIMIT = 5.0
+#: A right recipe that only a larger machine can train says so.
+TOO_LARGE = re.compile(r"(this machine|it|which) has [\d.]+ [kMGT]B|does not fit in the memory of|has no memory left")
 #: Bytes of memory of the process. Nothing that is checked needs a hundredth of it.
 MEMORY = 8 << 30
 
@@ -50,7 +52,8 @@ class Answer(NamedTuple):
     """What `check` said of a mutant."""
 
     result: str
-    """`accepted`, `refused`, or how it is bad: `hang`, `fault`, `no place`, `no key`; of two steps `late` or `slow`."""
+    """`accepted`, `refused`, or how it is bad: `hang`, `fault`, `no place`, `no key`; of two steps `late` or `slow`, or
+    `too large` for this machine, which is not bad."""
     said: str
 
 
@@ -117,6 +120,8 @@ def try_out(path: Path) -> Answer:
         return Answer("accepted", said)
     if code == TOO_LONG:
         return Answer("slow", said)
+    if code in (1, 2) and TOO_LARGE.search(said):
+        return Answer("too large", said)
     faults = ("this is a bug in trainkit", "Traceback", "AssertionError")
     is_fault = code not in (1, 2) or any(fault in said for fault in faults)
     return Answer("fault" if is_fault else "late", said)
@@ -194,7 +199,7 @@ def main() -> int:
             elif len(tried) == arguments.train > 0:
                 break
             results[answer.result] += 1
-            if answer.result not in ("accepted", "refused"):
+            if answer.result not in ("accepted", "refused", "too large"):
                 bad[answer.result, inside(answer.said)] += 1
                 print(f"\n--- {number} ({case.made_by}): {answer.result}\n{answer.said[-1500:]}", flush=True)
                 if arguments.keep:

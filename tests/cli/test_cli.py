@@ -254,6 +254,11 @@ def test_debug_shows_the_traceback(call, tmp_path, monkeypatch):
     ("raised", "code", "said"),
     [
         (RuntimeError("the sky fell"), FAILED, "error: RuntimeError: the sky fell\nhint: this is a bug in trainkit"),
+        (
+            MemoryError("Unable to allocate 1 TB"),
+            FAILED,
+            "error: this machine has no memory left: Unable to allocate 1 TB",
+        ),
         (TrainkitError("disk full", where="/x", exit_code=FAILED), FAILED, "error: /x: disk full\n"),
         (TrainkitError("\x1b[2J"), WRONG_INPUT, "error: ␛[2J\n"),
         (KeyboardInterrupt(), INTERRUPTED, ""),

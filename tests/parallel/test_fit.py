@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -37,7 +38,7 @@ from trainkit.train import program as building
 from trainkit.train import program as fitting
 from trainkit.train.build import build, state_shapes
 from trainkit.train.forecast import forecast
-from trainkit.train.planning import log_plan, previous_choice
+from trainkit.train.planning import log_plan, log_program, previous_choice
 from trainkit.train.program import compile_program, fit_program, with_statistics
 
 LENGTH = 64
@@ -462,3 +463,17 @@ def test_a_step_with_statistics_that_does_not_fit_is_left_out(program, monkeypat
     monkeypatch.setattr(building, "_compile", lambda *_: ({}, dataclasses.replace(program.memory, rest=1 << 60)))
     small = dataclasses.replace(program, plan=planned(asked, Devices(count=1, memory_bytes=1 << 40)))
     assert with_statistics(small, layouts(made)) is small
+
+
+def test_a_step_that_needs_many_times_the_memory_of_a_device_is_refused_and_one_that_needs_more_is_an_alert(
+    program, tmp_path
+):
+    made = recipe(micro_batch_size=16, remat="none")
+    small = dataclasses.replace(program, plan=planned(made, Devices(count=1, memory_bytes=program.memory.peak // 2)))
+    with contextlib.closing(EventLog(tmp_path, attempt=1)) as log:
+        log_program(small, made, guessed=small.plan, total_steps=4, log=log)
+        large = dataclasses.replace(small, memory=dataclasses.replace(program.memory, rest=1 << 60))
+        with pytest.raises(TrainkitError, match=r"a step needs 1\.2 EB per device, which has .*\nhint: train"):
+            log_program(large, made, guessed=small.plan, total_steps=4, log=log)
+    alerts = [event["message"] for event in read(tmp_path) if event["type"] == "alert"]
+    assert len(alerts) == 1 and "per device, which has" in alerts[0]

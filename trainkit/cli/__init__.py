@@ -110,6 +110,10 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         look = f"hint: look at what is there: ls -ld {quote(str(error.filename))}"
         return f"{error.filename}: cannot be used: {error.strerror}\n{look}"
+    if isinstance(error, MemoryError):
+        reason = f": {error}" if str(error) else ""
+        look = "hint: close other programs, or use less: trainkit plan RECIPE shows what a recipe needs"
+        return f"this machine has no memory left{reason}\n{look}"
     return f"{type(error).__name__}: {error}\nhint: this is a bug in trainkit; to see where: trainkit --debug …"
 
 

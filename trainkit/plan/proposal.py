@@ -123,7 +123,7 @@ def hint(recipe: Recipe, plan: Plan) -> str:
         return f'a smaller train.micro_batch_size, train.remat = "blocks" or a smaller model; {more}'
     changes = next(likely(recipe, plan, None), None)
     if changes is None:
-        return f"a smaller model, or more devices and parallel.fsdp; {more}"
+        return f"a smaller model, batch or sequence, or more devices and parallel.fsdp; {more}"
     return " and ".join(f"{key} = {toml_value(value)}" for key, value in changes.items()) + f"; {more}"
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import jax
 
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.events.tail import of_kinds
 from trainkit.parallel import devices
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
-from trainkit.plan.size import check_estimate
+from trainkit.plan.proposal import hint
+from trainkit.plan.size import BEYOND_RUN, check_estimate
 from trainkit.recipe import Recipe
 from trainkit.text import format_bytes
 from trainkit.train.build import BuiltStep, choose_attention
@@ -90,8 +92,13 @@ def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -
         log.write("alert", step=log.step, kind="kernels", message=built.attention.fallback)
 
 
-def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
-    """Write the `compiled` event of the step and, if the first guess did not fit, the plan that runs instead."""
+def log_program(program: Program, recipe: Recipe, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
+    """Write the `compiled` event of the step and, if the first guess did not fit, the plan that runs instead.
+
+    Raises:
+        TrainkitError: the step needs many times the memory of a device. What needs a little more is only an alert,
+            because the compiler may be wrong.
+    """
     plan, memory = program.plan, program.memory
     fields = {"memory": memory.by_category} if memory else {}
     log.write("compiled", step=log.step, what="train step", seconds=round(program.seconds, 3), **fields)
@@ -104,8 +111,10 @@ def log_program(program: Program, *, guessed: Plan, total_steps: int, log: Event
         log.write("alert", step=log.step, kind="out of memory", message=message)
     limit = plan.devices.memory_bytes
     if memory and limit is not None and memory.peak > limit:
-        message = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)};"
-        message += " to see what would fit: trainkit plan RECIPE"
+        problem = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)}"
+        if memory.peak > BEYOND_RUN * limit:
+            raise TrainkitError(problem, hint=hint(recipe, plan), exit_code=FAILED)
+        message = f"{problem}; to see what would fit: trainkit plan RECIPE"
         log.write("alert", step=log.step, kind="memory", message=message)
 
 
