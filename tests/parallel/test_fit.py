@@ -471,9 +471,9 @@ def test_a_step_that_needs_many_times_the_memory_of_a_device_is_refused_and_one_
     made = recipe(micro_batch_size=16, remat="none")
     small = dataclasses.replace(program, plan=planned(made, Devices(count=1, memory_bytes=program.memory.peak // 2)))
     with contextlib.closing(EventLog(tmp_path, attempt=1)) as log:
-        log_program(small, made, guessed=small.plan, total_steps=4, log=log)
+        log_program(small, guessed=small.plan, total_steps=4, log=log)
         large = dataclasses.replace(small, memory=dataclasses.replace(program.memory, rest=1 << 60))
-        with pytest.raises(TrainkitError, match=r"a step needs 1\.2 EB per device, which has .*\nhint: train"):
-            log_program(large, made, guessed=small.plan, total_steps=4, log=log)
+        with pytest.raises(TrainkitError, match=r"a step needs 1\.2 EB per device, which has .*\nhint: make the model"):
+            log_program(large, guessed=small.plan, total_steps=4, log=log)
     alerts = [event["message"] for event in read(tmp_path) if event["type"] == "alert"]
     assert len(alerts) == 1 and "per device, which has" in alerts[0]

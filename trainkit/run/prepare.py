@@ -151,7 +151,7 @@ def prepare_training(
             keep_tokenizer(cache.tokenizer, recipe, directory)
         with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
-    log_program(program, recipe, guessed=plan, total_steps=schedule.total_steps, log=log)
+    log_program(program, guessed=plan, total_steps=schedule.total_steps, log=log)
     state = program.adopt(initial.state)
     del initial
     if not first:

@@ -13,7 +13,6 @@ from trainkit.events.tail import of_kinds
 from trainkit.parallel import devices
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
-from trainkit.plan.proposal import hint
 from trainkit.plan.size import BEYOND_RUN, check_estimate
 from trainkit.recipe import Recipe
 from trainkit.text import format_bytes
@@ -92,7 +91,7 @@ def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -
         log.write("alert", step=log.step, kind="kernels", message=built.attention.fallback)
 
 
-def log_program(program: Program, recipe: Recipe, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
+def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
     """Write the `compiled` event of the step and, if the first guess did not fit, the plan that runs instead.
 
     Raises:
@@ -113,7 +112,8 @@ def log_program(program: Program, recipe: Recipe, *, guessed: Plan, total_steps:
     if memory and limit is not None and memory.peak > limit:
         problem = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)}"
         if memory.peak > BEYOND_RUN * limit:
-            raise TrainkitError(problem, hint=hint(recipe, plan), exit_code=FAILED)
+            fix = "make the model, the sequences or the batch smaller; for details: trainkit plan RECIPE"
+            raise TrainkitError(problem, hint=fix, exit_code=FAILED)
         message = f"{problem}; to see what would fit: trainkit plan RECIPE"
         log.write("alert", step=log.step, kind="memory", message=message)
 
