@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trainkit.parallel import agreement, hosts
+from trainkit.parallel.presence import Presence
 
 
 class Absent:
@@ -133,3 +134,14 @@ def test_the_first_process_ends_after_the_others_also_where_one_of_them_never_le
     with pytest.raises(SystemExit) as end:
         hosts.leave(1)
     assert end.value.code == 1 and slept == waits, "jax aborts whoever is still there when the first one ends"
+
+
+@pytest.mark.parametrize("call", [lambda: agreement.agree("batch"), lambda: hosts.send_to_first("15")])
+def test_whoever_cannot_send_names_the_process_that_is_known_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]
+) -> None:
+    presence = Presence(Gone("UNAVAILABLE"), number=1, address="localhost:1")  # its thread ends without a connection
+    presence.lost = "process 0 on east"
+    monkeypatch.setattr(hosts, "_group", hosts.ProcessGroup(Gone("UNAVAILABLE"), 1, 2, presence=presence))
+    with pytest.raises(hosts.ProcessEnded, match="process 0 on east has ended"):
+        call()

@@ -95,7 +95,7 @@ class ProcessGroup:
         try:
             self.client.key_value_set_bytes(key, value)
         except RuntimeError as error:
-            raise error_of_end(self._lost() or _ANOTHER) from error
+            raise error_of_end(self.lost) from error
 
     def receive(self, key: str, *, until: float | None = None) -> bytes:
         """Return a value that another process sets. Raises ProcessEnded if one has ended, and at the moment `until`."""
@@ -103,7 +103,7 @@ class ProcessGroup:
             try:
                 return bytes(self.client.blocking_key_value_get_bytes(key, _PATIENCE))
             except RuntimeError as error:
-                which = self.which_left() if "DEADLINE_EXCEEDED" in str(error) else self._lost() or _ANOTHER
+                which = self.which_left() if "DEADLINE_EXCEEDED" in str(error) else self.lost or _ANOTHER
                 if not which and until is not None and time.monotonic() > until:
                     which = _ANOTHER
                 if which:
@@ -111,13 +111,15 @@ class ProcessGroup:
                         self.let_main_thread_end()
                     raise error_of_end(which) from error
 
-    def _lost(self) -> str:
+    @property
+    def lost(self) -> str:
+        """Return the process whose connection has closed; nothing if there is none."""
         return self.presence.lost if self.presence else ""
 
     def which_left(self) -> str:
         """Return the process that has ended; nothing if there is none."""
-        if lost := self._lost():
-            return lost
+        if self.lost:
+            return self.lost
         try:
             gone = [(key.rpartition("/")[2], host) for key, host in self.client.key_value_dir_get(_LEFT)]
         except RuntimeError:  # the first process, which keeps their names, does not answer either
@@ -126,9 +128,9 @@ class ProcessGroup:
 
 
 def error_of_end(which: str) -> ProcessEnded:
-    """Return the error that a process, such as "process 1 on host", has ended."""
+    """Return the error that a process, such as "process 1 on host", has ended; if empty, it is unknown which."""
     return ProcessEnded(
-        f"{which} has ended",
+        f"{which or _ANOTHER} has ended",
         where=ADDRESS,
         hint="its output says why; to continue: trainkit resume RUN, in all processes",
         exit_code=FAILED,
@@ -240,13 +242,12 @@ def depart() -> None:
 
 
 def send_to_first(message: str) -> None:
-    """Send a message, which `messages_from_others` returns in the first process. Raises ProcessEnded as
-    `ProcessGroup.send`."""
+    """Send a message, which `messages_from_others` returns in the first process. Raises as `ProcessGroup.send`."""
     assert _group is not None
     try:
         _group.client.key_value_set(f"trainkit/messages/{_group.number}", message, allow_overwrite=True)
     except RuntimeError as error:
-        raise error_of_end(_ANOTHER) from error
+        raise error_of_end(_group.lost) from error
 
 
 def messages_from_others() -> list[str]:
@@ -255,8 +256,7 @@ def messages_from_others() -> list[str]:
 
 
 def when_stuck(report: Callable[[str], None]) -> None:
-    """Call `report` with a message before this process ends because another one is gone and the main thread waits for
-    a device."""
+    """Set what is called with a message if this process must end while its main thread waits for one that is gone."""
     if _group is not None and _group.presence:
         _group.presence.on_stuck = report
 
@@ -269,10 +269,9 @@ def end_together() -> None:
 
 
 def leave(code: int, *, seconds: float = 2 * _PATIENCE / 1000) -> None:
-    """End this process after an error, once the others leave too, or at the latest after these `seconds`.
+    """End this process after an error, once the others leave too, or after these `seconds`; the first one ends last.
 
-    The first process ends a moment after the others. jax would otherwise wait for the other processes, which still
-    train. Does nothing if there are none.
+    jax would otherwise wait for the other processes, which still train. Does nothing if there are none.
     """
     if _group is not None and not _group.ends_together:
         _group.let_main_thread_end()
