@@ -245,7 +245,8 @@ def _first_that_fits(
 
 
 def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
-    """Return a plan of a changed recipe, or with another choice, for the same devices, vocabulary and steps."""
+    """Return a plan of a changed recipe, or with another choice, for the same devices, attention, vocabulary and
+    steps."""
     new = make_plan(
         count_in_steps(recipe, plan),
         devices=plan.devices,
