@@ -38,7 +38,7 @@ from trainkit.recipe.toml.schema import keys_of, root
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recipe_mutations import NAME, ROOT, all_names, mutants
+from recipe_mutations import NAME, ROOT, Case, all_names, mutants
 
 #: Seconds of CPU time after which an answer counts as a hang.
 LIMIT = 5.0
@@ -75,7 +75,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Let a recipe that asks for endless memory get MemoryError in the block."""
+    """Raise MemoryError in the block for a recipe that asks for far too much memory."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, before[1]))
     try:
@@ -107,7 +107,7 @@ def answer_to(path: Path) -> Answer:
 
 
 def try_out(path: Path) -> Answer:
-    """Return how two steps with an accepted mutant end: `late` is a failure that `check` had not seen."""
+    """Return how two steps with an accepted mutant end: `late` is a failure that `check` missed."""
     from recipe_trials import TOO_LONG, trial  # it imports jax
 
     fewer = list[str]()
@@ -128,7 +128,7 @@ def try_out(path: Path) -> Answer:
 
 
 def judge(said: str, path: Path) -> str:
-    """Return whether a refusal names the place of each mistake, and the key that stands there."""
+    """Return `refused` if a refusal names the place of each mistake and the key there, else what is missing."""
     if re.search(r"toml(:\d+)*: (not TOML|is not UTF-8|nested too|\[.*\] is written twice)", said):
         return "refused"
     lines = path.read_text("utf-8-sig", "replace").split("\n")
@@ -162,10 +162,30 @@ def known_words() -> set[str]:
     return {*all_names(), *keys_of(root())}
 
 
-def inside(text: Any) -> str:
-    """Return a bad answer in few words, so that equal ones can be counted."""
+def summary_of(text: Any) -> str:
+    """Return the last line of a bad answer without its numbers, so that answers of one kind are counted together."""
     lines = [line for line in str(text).strip().split("\n") if line.strip()]
     return re.sub(r"\d+", "N", lines[-1])[:150] if lines else ""
+
+
+class Findings:
+    """How many answers of each kind there were, and the bad ones."""
+
+    def __init__(self, seed: int, keep: Path | None) -> None:
+        self.results: Counter[str] = Counter()
+        self.bad: Counter[tuple[str, str]] = Counter()
+        self._seed, self._keep = seed, keep
+
+    def add(self, number: int, case: Case, answer: Answer) -> None:
+        """Count the answer to a case; print it if it is bad, and keep the mutant where a directory was given for it."""
+        self.results[answer.result] += 1
+        if answer.result in ("accepted", "refused", "too large"):
+            return
+        self.bad[answer.result, summary_of(answer.said)] += 1
+        print(f"\n--- {number} ({case.made_by}): {answer.result}\n{answer.said[-1500:]}", flush=True)
+        if self._keep:
+            self._keep.mkdir(parents=True, exist_ok=True)
+            (self._keep / f"{self._seed}-{number}.toml").write_bytes(case.text)
 
 
 def main() -> int:
@@ -178,13 +198,10 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a directory for the mutants with bad answers")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"  # a mutant may name a model
-    results: Counter[str] = Counter()
-    bad: Counter[tuple[str, str]] = Counter()
-    tried: set[str] = set()
-    ended: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):  # the case at hand is finished, then all that was found is printed
-        signal.signal(number, lambda number, frame: ended.append(number))
-    started = time.monotonic()
+    stops: list[int] = []
+    for stop in (signal.SIGINT, signal.SIGTERM):  # finish the current case, then print what was found so far
+        signal.signal(stop, lambda received, frame: stops.append(received))
+    findings, tried, started = Findings(arguments.seed, arguments.keep), set[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place, limited_memory():
         path = make_workplace(Path(place))
         for number, case in zip(range(arguments.cases), mutants(arguments.seed), strict=False):
@@ -198,21 +215,15 @@ def main() -> int:
                     print(f"{len(tried)} of {arguments.train} tried, the last {answer.result}", flush=True)
             elif len(tried) == arguments.train > 0:
                 break
-            results[answer.result] += 1
-            if answer.result not in ("accepted", "refused", "too large"):
-                bad[answer.result, inside(answer.said)] += 1
-                print(f"\n--- {number} ({case.made_by}): {answer.result}\n{answer.said[-1500:]}", flush=True)
-                if arguments.keep:
-                    arguments.keep.mkdir(parents=True, exist_ok=True)
-                    (arguments.keep / f"{arguments.seed}-{number}.toml").write_bytes(case.text)
-            if ended or time.monotonic() - started > arguments.seconds:
+            findings.add(number, case, answer)
+            if stops or time.monotonic() - started > arguments.seconds:
                 print(f"stopped early, after {time.monotonic() - started:.0f} seconds")
                 break
-    for (result, said), count in bad.most_common():
+    for (result, said), count in findings.bad.most_common():
         print(f"{count:5} {result}: {said}")
-    seconds = time.monotonic() - started
-    print(f"seed {arguments.seed}: {number + 1} cases in {seconds:.0f} s: {dict(results)}; {len(tried)} tried")
-    return int(bool(bad))
+    counts, seconds = findings.results, time.monotonic() - started
+    print(f"seed {arguments.seed}: {counts.total()} cases in {seconds:.0f} s: {dict(counts)}; {len(tried)} tried")
+    return int(bool(findings.bad))
 
 
 if __name__ == "__main__":
