@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="by default one for each core")
     parser.add_argument("--write", action="store_true", help=f"write the rows of these kinds to {DOCUMENT.name}")
     arguments = parser.parse_args()
-    # trainers are started by the thousand, and each would compile all that it imports
+    # thousands of trainers are started; without cached bytecode each would compile every module it imports
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rows = []
     for name in arguments.kinds or KINDS:
@@ -106,7 +106,7 @@ class Share(NamedTuple):
 
 
 def try_share(name: str, times: int, seed: str) -> Share:
-    """Try a kind of fault so many times in this process."""
+    """Try a kind of fault `times` times in this process."""
     tally, last = Counter[tuple[str, bool, str]](), ""
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         workplace = Workplace.make(Path(place) / "work")

@@ -49,7 +49,7 @@ def as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("as_trained")
 def test_a_power_cut_loses_nothing_that_was_committed(place: Workplace):
-    if (reason := power_cuts.why_not()) is not None:
+    if (reason := power_cuts.why_impossible()) is not None:
         pytest.skip(reason)
     outcomes = list(power_cuts.cut_power(place, 2, random.Random(3)))
     assert [outcome.result for outcome in outcomes] == ["exact", "exact"], outcomes

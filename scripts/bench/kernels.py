@@ -6,10 +6,10 @@ python scripts/bench/kernels.py                        # on a GPU: milliseconds 
 python scripts/bench/kernels.py --small                # the same on a CPU, interpreted: it only shows that it runs
 
 The rows of attention are packed, with documents of `--document` positions: `pallas` skips what other documents hold,
-`cudnn` gets a bias of length x length. Of a compiled program the table shows, for each kernel, the registers of a
-thread and the bytes that it spills to slow memory because registers are too few, as ptxas reports them, and the shared
-memory of a block, of which XLA refuses more than the GPU has. Those of attention are the forward pass, and the
-gradients of keys and of queries.
+`cudnn` gets a bias of length x length. For each kernel of a compiled program the table shows the registers per thread
+and the bytes that a thread spills to slow memory for want of registers, as ptxas reports them, and the shared memory of
+a block: XLA refuses a kernel that needs more than the GPU has. The kernels of attention are the forward pass, the
+gradients of keys and the gradients of queries.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from unittest.mock import patch
 
 from overlap import H100, ROOT
 
-#: Compute capability, shared memory of a block and of a core.
+#: Compute capability (major, minor), and bytes of shared memory of a block and of a core.
 GPUS = {"H100": (9, 0, 232448, 233472), "A100": (8, 0, 166912, 167936), "RTX 4090": (8, 9, 101376, 102400)}
 HEADS, GROUPS = 16, 4
 
 
 class Variant(NamedTuple):
-    """What of attention changes its kernels; windows, segments and causality are numbers that they read."""
+    """Settings of attention that need a kernel of their own; windows, segments and causality are numbers that kernels
+    read."""
 
     width: int
     dtype: str = "bfloat16"
@@ -47,19 +48,24 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return what the variant is, for people."""
+        """Return the settings as text."""
         more = [f"cap {self.softcap:.0f}"] if self.softcap else []
         more += ["slopes"] if self.sloped else []
         more += [] if self.groups < HEADS else ["no groups"]
         return ", ".join([f"attention, heads of {self.width}", self.dtype, *more])
 
 
-#: One, for each size of blocks the one that needs most, and all.
+#: A single variant; for each size of blocks, the variant that needs most; and all variants.
 VARIANTS = {
     "one": [Variant(64)],
     "largest": [Variant(width, softcap=30.0, sloped=True) for width in (64, 128, 256)],
     "all": [
-        *(Variant(width, "bfloat16", cap, on) for width in (64, 128, 256) for cap in (None, 30.0) for on in (0, 1)),
+        *(
+            Variant(width, "bfloat16", cap, on)
+            for width in (64, 128, 256)
+            for cap in (None, 30.0)
+            for on in (False, True)
+        ),
         *(Variant(width, softcap=30.0) for width in (80, 96)),
         *(Variant(width, groups=HEADS) for width in (64, 128, 256)),
         *(Variant(width, "float16", 30.0, True) for width in (64, 128, 256)),
@@ -68,7 +74,7 @@ VARIANTS = {
 
 
 class Kernel(NamedTuple):
-    """What a compiled kernel needs: registers of a thread, bytes that they spill, and shared memory of a block."""
+    """What a compiled kernel needs: registers and spilled bytes per thread, bytes of shared memory per block."""
 
     registers: int
     spilled: int
@@ -115,8 +121,11 @@ def programs(shape: Callable[..., Any], variants: list[Variant]) -> Iterator[tup
 
 
 def compile_for(gpu: str, variants: list[Variant], dump: Path) -> dict[str, tuple[str, list[Kernel]]]:
-    """Return how long the compilation of each program took, or why there was none, and its kernels; XLA writes what it
-    makes into the directory `dump`."""
+    """Return for each program its kernels, and how long its compilation took or why it failed.
+
+    Args:
+        dump: the directory into which XLA writes what it compiles.
+    """
     import jax
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
@@ -144,8 +153,11 @@ def compile_for(gpu: str, variants: list[Variant], dump: Path) -> dict[str, tupl
 
 
 def compile_all(gpus: list[str], variants: str) -> int:
-    """Print what came of compiling for each GPU; return 1 if something is not compiled. `variants` is a key of
-    `VARIANTS`."""
+    """Print the kernels of the programs compiled for each GPU; return 1 if a program is not compiled.
+
+    Args:
+        variants: a key of `VARIANTS`.
+    """
     tools = [str(tool.parent) for root in sys.path for tool in Path(root or ".").glob("nvidia/*/bin/ptxas")]
     bad = False
     print(
@@ -186,7 +198,7 @@ def time_attention(length: int, document: int, rows: int, *, small: bool) -> Non
             jax.random.normal(key, (rows, length, heads, width), jnp.bfloat16)
             for key, heads in zip(keys, counts, strict=True)
         )
-        # cuDNN's is for GPUs only
+        # cuDNN runs on GPUs only
         for name in ("pallas", "xla" if small else "cudnn") if softcap is None else ("pallas", "blockwise"):
             spec = AttentionSpec(window, softcap)
             attend = partial(causal_attention, segments_BT=segments, implementation=name, spec=spec)
@@ -196,7 +208,7 @@ def time_attention(length: int, document: int, rows: int, *, small: bool) -> Non
 
 
 def time_experts(*, small: bool) -> None:
-    """Print milliseconds of the products with experts that a layer needs, by the kernel and block after block."""
+    """Print milliseconds of the products with experts of a layer: by the kernel, and one block after another."""
     import jax
     import jax.numpy as jnp
 
@@ -240,9 +252,9 @@ def milliseconds(call: Callable[[], Any], *, times: int) -> float:
 
 
 def main() -> int:
-    """Do what the arguments say; return 1 if a kernel is not compiled."""
+    """Time or compile the kernels; return 1 if one is not compiled."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compile", action="store_true", help="for GPUs that are only described")
+    parser.add_argument("--compile", action="store_true", help="compile for GPUs that this machine need not have")
     parser.add_argument("--only", choices=GPUS, help="the GPU to compile for, with every variant of the kernels")
     parser.add_argument("--small", action="store_true", help="small sizes, interpreted where there is no GPU")
     parser.add_argument("--length", type=int, default=8192)

@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", metavar="DIR", help="where to write the checkpoint, for a while")
     others = [name for name in CONTENDERS["float32"] if name not in OURS]
-    parser.add_argument("--contenders", nargs="+", choices=others, default=others, help="of the others; all by default")
+    parser.add_argument("--contenders", nargs="+", choices=others, default=others, help="run by PYTHON; all by default")
     parser.add_argument("--work", nargs=2, metavar=("CONTENDER", "DIRECTORY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?", type=Path, default=RECIPE)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=30, help="of one measurement")
+    parser.add_argument("--steps", type=int, default=30, help="steps of one measurement")
     arguments = parser.parse_args()
     begin()
     with tempfile.TemporaryDirectory(prefix="trainkit-bench-") as directory:

@@ -16,7 +16,7 @@ TRAINKIT = [sys.executable, "-m", "trainkit"]
 
 
 def environment_of(python: str) -> dict[str, str]:
-    """Return the environment of a process of a Python: one that is not this one must not find this one's packages."""
+    """Return the environment for a process of `python`: another Python must not import the packages of this one."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or python == sys.executable}
 
 

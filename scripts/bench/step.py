@@ -69,7 +69,7 @@ ON_CPU = {
     "6x384-v65": gpt2(6, 384, 6, vocab=65, length=256, tokens=4096),
     "4x256-v50304": gpt2(4, 256, 4, length=256, tokens=4096),
 }
-#: So small that they only show that everything runs; chosen only by name.
+#: Only to show that everything runs; used only if `--only` names them.
 TINY = {
     "tiny-gpt2": gpt2(1, 32, 2, vocab=65, length=32, tokens=64),
     "tiny-llama": Shape(
@@ -116,11 +116,15 @@ def main() -> int:
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="in trainkit's recipe"
     )
-    parser.add_argument("--torch-backend", default="inductor", help="of torch.compile; aot_eager needs no compiler")
+    parser.add_argument(
+        "--torch-backend", default="inductor", help="backend of torch.compile; aot_eager needs no C++ compiler"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0, help="a sample is as many steps as take so long")
     parser.add_argument("--curve", type=int, default=20, help="steps of the loss curve, which also warm up")
-    parser.add_argument("--apart", action="store_true", help="one contender after the other, as large models on a GPU")
+    parser.add_argument(
+        "--apart", action="store_true", help="run one contender after the other, which large models on a GPU need"
+    )
     parser.add_argument("--limit", type=float, default=520.0, help="seconds for a shape; what is not done then fails")
     parser.add_argument("--on-gpu", action="store_true", help="memory and checkpoint: there rather than on the CPU")
     arguments = parser.parse_args()

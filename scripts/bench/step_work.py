@@ -60,7 +60,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one contender is to do. `overrides` are of the recipe, for trainkit alone; `backend` is torch's."""
+    """What one contender is to do. `overrides` change trainkit's recipe; `backend` is that of torch.compile."""
 
     shape: Shape
     compute: Literal["float32", "bfloat16"]

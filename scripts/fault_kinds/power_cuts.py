@@ -30,7 +30,7 @@ LINES, SECONDS = 20, 0.03
 
 def cut_power(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
     """Cut the power of runs at random moments, and yield what became of each; nothing where that is impossible."""
-    if (reason := why_not()) is not None:
+    if (reason := why_impossible()) is not None:
         print(f"power-cuts: not tried: {reason}", file=sys.stderr)
         return
     while times > 0:
@@ -44,7 +44,7 @@ def cut_power(workplace: Workplace, times: int, chance: random.Random) -> Iterat
         times -= len(images)
 
 
-def why_not() -> str | None:
+def why_impossible() -> str | None:
     """Return why no file system can be mounted here; None if one can."""
     if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
         return "mounting a file system needs root and mkfs.ext4"
@@ -56,7 +56,7 @@ def why_not() -> str | None:
             with _mounted(image, disk):
                 return None
         except subprocess.CalledProcessError as error:
-            return f"this machine does not mount a file: {error}"
+            return f"this machine cannot mount a file as a disk: {error}"
 
 
 def _make_file_system(image: Path) -> None:
@@ -98,7 +98,7 @@ def _start(place: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_moment(trainer: subprocess.Popen[bytes], run: Path, chance: random.Random) -> bool:
-    """Return at a random moment of the run, and whether the trainer still lives."""
+    """Wait for a random moment of the run; return whether the trainer is still alive."""
     until = lines_of(run) + chance.randint(0, LINES)
     while trainer.poll() is None and lines_of(run) < until:
         time.sleep(0.002)

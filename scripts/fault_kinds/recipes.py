@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fault_kinds.workplace import Outcome, Workplace
 
-#: What an answer to a recipe is among the outcomes; all others are `lost`.
+#: The outcome that each kind of answer counts as; any other answer is `lost`.
 OUTCOMES = {"accepted": "exact", "refused": "refused"}
 
 
 def check_recipes(workplace: Workplace, times: int, chance: random.Random) -> Iterator[Outcome]:
-    """Check so many recipes with mistakes, and yield what was answered."""
+    """Check `times` recipes with mistakes, and yield the outcome of each."""
     from fuzz_recipes import answer_to, limited_memory, make_workplace, mutants  # it imports all that `check` needs
 
     os.environ["HF_HUB_OFFLINE"] = "1"  # a mutant may name a model

@@ -119,7 +119,7 @@ def end_of(run: Path) -> str:
 
 
 def losses_of(run: Path) -> dict[int, float | None]:
-    """Return the loss of each step in a run's log; None where a flipped bit has made another key of it."""
+    """Return the loss of each step in a run's log; None where a flipped bit changed its key."""
     steps = (event for event in read(run) if event["type"] == "step")
     return {event["step"]: event.get("metrics", {}).get("train/loss") for event in steps}
 

@@ -13,7 +13,7 @@ from gpu_parts.place import Place, Row
 #: Rounds and seconds of a sample, so that four shapes take less than nine minutes.
 SHORT = ("--rounds", "3", "--seconds", "2", "--curve", "10", "--contenders", "torch", "trainkit")
 TINY = ("--rounds", "1", "--seconds", "0.1", "--curve", "2", "--contenders", "torch", "trainkit")
-#: A C++ compiler takes minutes for what a GPU gets from Triton.
+#: On a CPU, inductor would call a C++ compiler, which takes minutes.
 WITHOUT_COMPILER = ("--torch-backend", "aot_eager")
 
 
@@ -34,8 +34,11 @@ def compare_llama(place: Place) -> Iterator[Row]:
 
 
 def _shapes(place: Place, *names: str, small: tuple[str, ...] = ("tiny-gpt2",)) -> Iterator[Row]:
-    """Yield the rows of each shape, of which each gets its share of the time that is left. `small` is the shape of the
-    small form, and what else step.py is asked."""
+    """Yield the rows of each shape; each gets its share of the time that is left.
+
+    Args:
+        small: the name of the shape of the small form, and further arguments of step.py.
+    """
     if place.small:
         names, more = small[:1], (*small[1:], *TINY, *WITHOUT_COMPILER)
     else:
@@ -67,7 +70,7 @@ def compile_for_several(place: Place) -> Iterator[Row]:
 
 
 def compile_kernels(place: Place) -> Iterator[Row]:
-    """Yield what came of compiling trainkit's kernels for other GPUs, of which the machine needs none."""
+    """Yield the results of compiling trainkit's kernels for GPUs that the machine need not have."""
     yield from _compiled(place, "kernels.py", "--compile", *(("--small",) if place.small else ()))
 
 
