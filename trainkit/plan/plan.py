@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trainkit.plan.length import DataSize, check_average, count_steps
 from trainkit.plan.memory import KeptByAttention, activation_bytes, room_for_activations, state_bytes, usual_attention
@@ -156,10 +156,10 @@ def make_plan(
         TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or its steps
             depend on the data and `data` is None.
     """
-    train, length = recipe.train, recipe.data.positions
     data_axis, fsdp_axis = mesh_axes(recipe, devices)
     compute = _compute(recipe, devices)
     vocab_size = recipe.model.rows(vocab_size)
+    length = recipe.data.positions
     by_part = recipe.model.parameter_count(vocab_size=vocab_size, sequence_length=length)
     if recipe.adapter:
         by_part["adapter"] = adapter_parameters(recipe.adapter, recipe.model)
@@ -194,33 +194,15 @@ def make_plan(
             attention=attention,
         ),
     )
-    size, micro = train.batch_size, chosen.micro
+    size, micro = recipe.train.batch_size, chosen.micro
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
-    most = train.batch_size * length * recipe.data.sequences
-    tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
-    steps = count_steps(recipe, data, tokens_per_step)
-    check_average(recipe, steps)
-    flops_of_token = partial(flops_per_token_of, recipe, vocab_size)
-    flops_per_token = flops_of_token(length)
-    rows = recipe.batch_sizes.before(steps)
-    total_tokens = round(rows / size * tokens_per_step)
-    stages = stages_of(recipe, steps, flops_of_token)
-    total_flops = flops_per_token * total_tokens
-    if stages:
-        tokens_per_step = total_tokens / steps
-        total_flops = flops_of_stages(stages, steps=steps, tokens=total_tokens)
     return Plan(
-        steps=steps,
-        epochs=rows / size / (data.batches or data.examples / size) if data else None,
+        **_work(recipe, vocab_size, data)._asdict(),
         batch=batch,
         sequence_length=recipe.data.sequence_length,
-        tokens_per_step=round(tokens_per_step),
-        total_tokens=total_tokens,
         parameters=parameters,
         trainable=trainable,
         parameters_by_part=by_part,
-        flops_per_token=flops_per_token,
-        total_flops=total_flops,
         bytes={**state, **within_step},
         compute=compute,
         remat=chosen.remat,
@@ -229,8 +211,39 @@ def make_plan(
         vocab_size=vocab_size,
         devices=devices,
         attention=attention,
-        stages=stages,
     )
+
+
+class _Work(NamedTuple):
+    """How long a run is, and what it computes: fields of the plan."""
+
+    steps: int
+    epochs: float | None
+    tokens_per_step: int
+    total_tokens: int
+    flops_per_token: int
+    total_flops: int
+    stages: tuple[Stage, ...]
+
+
+def _work(recipe: Recipe, vocab_size: int, data: DataSize | None) -> _Work:
+    """Return the work of a run with so many rows of the vocabulary. Raises as `make_plan`."""
+    size, length = recipe.train.batch_size, recipe.data.positions
+    most = size * length * recipe.data.sequences
+    tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
+    steps = count_steps(recipe, data, tokens_per_step)
+    check_average(recipe, steps)
+    flops_of_token = partial(flops_per_token_of, recipe, vocab_size)
+    flops_per_token = flops_of_token(length)
+    rows = recipe.batch_sizes.before(steps)
+    epochs = rows / size / (data.batches or data.examples / size) if data else None
+    total_tokens = round(rows / size * tokens_per_step)
+    stages = stages_of(recipe, steps, flops_of_token)
+    total_flops = flops_per_token * total_tokens
+    if stages:
+        tokens_per_step = total_tokens / steps
+        total_flops = flops_of_stages(stages, steps=steps, tokens=total_tokens)
+    return _Work(steps, epochs, round(tokens_per_step), total_tokens, flops_per_token, total_flops, stages)
 
 
 def _first_that_fits(
