@@ -129,7 +129,7 @@ def _disk_space(directory: Path, recipe: Recipe, state: State, log: EventLog) ->
 
 
 def _provenance(
-    directory: Path, loaded: Loaded, cache: caches.Cache, state: State, *, began: store.Info | None, log: EventLog
+    directory: Path, loaded: Loaded, cache: Cache, state: State, *, began: store.Info | None, log: EventLog
 ) -> Provenance:
     """Return what the checkpoints of an attempt record, with `began`, the newest one when it began."""
     return Provenance(
