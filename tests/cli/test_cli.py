@@ -16,6 +16,7 @@ from trainkit.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, TrainkitErro
 from trainkit.events.log import EventLog
 from trainkit.plan import DataSize, Devices, make_plan
 from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.schema import keys_of, root
 from trainkit.rundir.find import find_run
 
 
@@ -68,6 +69,11 @@ def test_a_recipe_that_is_not_there_ends_every_command_with_2(call, tmp_path, co
         (["check"], "Missing argument 'RECIPE'"),
         (["check", "--st", "a=1", "x"], "--set"),
         (["check", "x", "train.steps=5", "run.name=a b"], "--set train.steps=5 --set 'run.name=a b'"),
+        (["run", "x", "--batch-size=8"], "--set train.batch_size=8"),
+        (["run", "x", "--train.steps", "5"], "--set train.steps=5"),
+        (["plan", "x", "--lr", "3e-4"], "--set optimizer.learning_rate=3e-4"),
+        (["check", "x", "--bf16"], 'write compute = "bfloat16"'),
+        (["check", "x", "--qwertz"], "No such option"),
         (["check", "x", "y"], "unexpected extra argument"),
         (["run", "x", "--plain", "--json"], "exclude each other"),
         (["plan", "x", "--devices", "0"], "--devices"),
@@ -78,6 +84,17 @@ def test_a_wrong_call_ends_with_2_and_a_word_on_stderr(call, arguments, said):
     code, out, err = call(*arguments)
     assert (code, out) == (WRONG_INPUT, "")
     assert said in err and "Traceback" not in err
+
+
+def test_an_option_that_is_a_key_of_a_recipe_is_answered_with_the_override(call):
+    for section in ("train", "optimizer"):
+        for name in keys_of(keys_of(root())[section]):
+            for option in (f"--{name}", f"--{name.replace('_', '-')}"):
+                if option == "--type":
+                    continue  # of many sections
+                code, out, err = call("check", "x", option, "1")
+                assert (code, out) == (WRONG_INPUT, "")
+                assert f"--set {section}.{name}=1" in err, (option, err)
 
 
 def test_check_says_in_one_line_what_would_be_trained(call, tmp_path):

@@ -70,10 +70,15 @@ class CheckedCommand(TyperCommand):
         except Exception as error:
             # click's UsageError; where typer keeps that class depends on its version
             message = str(getattr(error, "message", ""))
-            if "unexpected extra argument" not in message:
+            settings: list[str] = []
+            if not any("--set" in parameter.opts for parameter in self.params):
                 raise
-            settings = [a for n, a in enumerate(given) if re.fullmatch(r"[\w.]+=.*", a) and given[n - 1][:2] != "--"]
-            if not settings or not any("--set" in parameter.opts for parameter in self.params):
+            if "unexpected extra argument" in message:
+                pair = re.compile(r"[\w.]+=.*")
+                settings = [a for n, a in enumerate(given) if pair.fullmatch(a) and given[n - 1][:2] != "--"]
+            elif (option := getattr(error, "option_name", None)) and (hint := _hint_of_option(str(option), given)):
+                raise TrainkitError(f"no such option: {option}", hint=hint) from None
+            if not settings:
                 raise
             import shlex  # few commands need it
 
@@ -94,6 +99,29 @@ class CheckedCommand(TyperCommand):
             if option in given and needed not in given:
                 raise TrainkitError(f"{option} does nothing without {needed}", hint=f"add {needed}, or omit {option}")
         return super().invoke(ctx)
+
+
+def _hint_of_option(option: str, given: list[str]) -> str:
+    """Return what to write for an option that is a key of a recipe, such as `--steps 5`; empty if it is no key."""
+    import shlex
+
+    from trainkit.recipe.toml.positions import dotted_key
+    from trainkit.recipe.toml.schema import keys_of, leaves, root
+    from trainkit.recipe.toml.suggestions import Meant, suggest
+
+    name = option.lstrip("-").replace("-", "_")
+    # people mean the section that is named first
+    paths = [tuple(name.split(".")), *((section, name) for section in ("train", "optimizer", "model", "data", "run"))]
+    own = next((path for path in paths if path in leaves() and len(path) > 1), None)
+    meant = Meant("", own) if own else suggest(name, (), keys_of(root()))
+    at = next((n for n, argument in enumerate(given) if argument.partition("=")[0] == option), None)
+    if meant.key is None or at is None or len(meant.key) < 2:
+        return ""
+    following = given[at + 1] if at + 1 < len(given) and not given[at + 1].startswith("--") else "true"
+    if not meant.is_same:
+        return f"to override a value: --set KEY=VALUE; {meant.hint}"
+    setting = f"{dotted_key(meant.key)}={given[at].partition('=')[2] or following}"
+    return f"to override a value: --set {shlex.quote(setting)}"
 
 
 class CommandGroup(TyperGroup):
