@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from trainer import BARE
 
 from trainkit.cli.check import check
+from trainkit.data.sources.files import why_unusable
+from trainkit.data.sources.patterns import match_files
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.printer import shorten_message
 from trainkit.recipe.toml.values import toml_value
@@ -142,6 +145,20 @@ def test_links_that_lead_in_circles_are_refused_where_a_pattern_would_follow_the
         error = refusal(RECIPE.replace("rows.jsonl", "text/**/*.txt"))
         assert "leads back to a directory that it is in" in error.problem and error.where == f"recipe.toml:{PATH_LINE}"
         (place / "text" / name).unlink()
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "loop", "loop/*.txt", "pipe"])
+def test_what_is_neither_a_file_nor_a_directory_is_said_to_be_so_and_is_no_suggestion(place: Path, path: str) -> None:
+    os.mkfifo(place / "pipe")
+    with pytest.raises(TrainkitError) as raised:
+        match_files(path if path.startswith("/") else str(place / path))
+    assert "is neither a file nor a directory" in raised.value.hint and "did you mean" not in raised.value.hint
+
+
+def test_a_url_without_a_host_is_refused_unasked() -> None:
+    for url in ("http://", "https:///a.txt", "https://?token=x", "https://[bad/a.txt"):
+        assert (why_unusable(url) or ("", ""))[0] == "names no host", url
+    assert why_unusable("https://example.org/a.txt") is None
 
 
 @pytest.mark.parametrize("name", ["-x", ".hid", "x" * 201])

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml.files import SCHEME
@@ -36,6 +37,14 @@ def suffixes(path: str) -> tuple[str, str]:
     return (os.path.splitext(bare)[1], last) if last in COMPRESSED else (last, "")
 
 
+def _host_of(url: str) -> str:
+    """Return the host that a URL names; empty if it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
 def why_unusable(url: str) -> tuple[str, str] | None:
     """Return why a URL can certainly not be opened, and what to do; None if its store may open it. Asks no store."""
     from importlib.util import find_spec
@@ -48,6 +57,8 @@ def why_unusable(url: str) -> tuple[str, str] | None:
             f"its password or token is missing: {MASK} stands in its place",
             f"write the secret instead of {MASK}; a run has the secrets of its recipe in its secrets.json",
         )
+    if scheme in ("http", "https") and not _host_of(url):
+        return "names no host", f"write {scheme}://HOST/FILE"
     if "::" in url:
         return "is a chain of URLs, which is not supported", "name the files themselves"
     if scheme in registry:

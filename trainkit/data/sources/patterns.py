@@ -176,7 +176,10 @@ def nearest(path: Path) -> str:
     """Return a hint: the deepest directory above `path` that exists, some names in it, and a name that is close."""
     above = next(parent for parent in path.parents if parent.is_dir())
     names = [entry.name for entry in above.iterdir()]
-    close = difflib.get_close_matches(path.relative_to(above).parts[0], names, n=1, cutoff=0.7)
+    first = path.relative_to(above).parts[0]
+    if first in names:
+        return f"{above / first} is neither a file nor a directory, but a device, a pipe, or a link that leads nowhere"
+    close = difflib.get_close_matches(first, names, n=1, cutoff=0.7)
     return "".join(f"did you mean {above / name}? " for name in close) + _holds(str(above), names)
 
 
