@@ -81,9 +81,17 @@ class Layer:
 
     def put(self, over: Layer) -> None:
         """Merge another layer over this one."""
-        self._merge(self.table, over.table, (), over)
+        replaced: set[Key] = set()
+        self._merge(self.table, over.table, (), over, replaced)
 
-    def _merge(self, base: dict[str, Any], over: dict[str, Any], key: Key, layer: Layer) -> None:
+        def is_replaced(key: Key) -> bool:
+            return any(key[:length] in replaced for length in range(1, len(key) + 1))
+
+        # all at once: a file may have thousands of tables
+        kept = {key: origin for key, origin in self.origins.items() if not is_replaced(key)}
+        self.origins = kept | {key: origin for key, origin in over.origins.items() if is_replaced(key)}
+
+    def _merge(self, base: dict[str, Any], over: dict[str, Any], key: Key, layer: Layer, replaced: set[Key]) -> None:
         if "type" in over:
             self.change_type(over["type"], base, key)
         self.remove_rivals(base, key, over.keys())
@@ -91,11 +99,10 @@ class Layer:
             path = (*key, name)
             if isinstance(value, dict) and isinstance(base.get(name), dict):
                 self.origins[path] = layer.origins[path]
-                self._merge(base[name], value, path, layer)
+                self._merge(base[name], value, path, layer, replaced)
             else:
                 base[name] = value
-                self.forget(path)
-                self.origins |= {known: o for known, o in layer.origins.items() if known[: len(path)] == path}
+                replaced.add(path)
 
     def remove_rivals(self, table: dict[str, Any], key: Key, given: Set[str]) -> None:
         """Remove older keys that contradict the `given` ones: those that they exclude, and the revision of a value that
