@@ -376,6 +376,16 @@ def test_a_table_that_is_written_twice_names_both_lines(tmp_path):
     assert f"sample.toml:{first + 2}: [data.encoding] is written twice: first in line {first}" in said
 
 
+def test_a_key_of_the_same_name_in_another_section_is_no_first_one(tmp_path):
+    text = f"{TEXT}[train]\n"
+    assert line_of(text, "train = ") < line_of(text, "[train]")
+    assert f"[train] is written twice: first in line {line_of(text, '[train]')}" in wrong(write(tmp_path, text))
+
+
+def test_a_file_without_an_end_is_no_recipe():
+    assert "which no recipe has" in wrong(Path("/dev/zero"))
+
+
 def test_an_extended_file_without_a_path_is_a_mistake_of_its_line(tmp_path):
     for name in ("a\\u0000b", "x" * 300, "loop.toml", ""):
         (tmp_path / "loop.toml").unlink(missing_ok=True)

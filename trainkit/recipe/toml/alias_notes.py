@@ -159,9 +159,11 @@ DIFFERENT = {
     "save_every": Alias("checkpoint.keep_every", "keep_every counts steps"),
     "always_save_checkpoint": Alias("checkpoint.every_minutes", "checkpoints are saved by the clock and at the end"),
     "load_best_model_at_end": Alias(
-        "checkpoint.best", 'write best = { metric = "validation/held-out/loss" }: RUN/best names it'
+        "checkpoint.best", 'write best = { metric = "validation/held-out/loss", mode = "min" }: RUN/best names it'
     ),
-    "metric_for_best_model": Alias("checkpoint.best", 'write best = { metric = "validation/held-out/loss" }'),
+    "metric_for_best_model": Alias(
+        "checkpoint.best", 'write best = { metric = "validation/held-out/loss", mode = "min" }'
+    ),
     "greater_is_better": Alias("checkpoint.best", 'write best = { metric = "…", mode = "max" }'),
     "hf_save_path": Alias("export", "a recipe with [export] writes the model for transformers during training"),
     "log_peak_memory_stats": Alias("", "leave it out: every run logs its memory"),

@@ -27,6 +27,12 @@ from trainkit.text import shorten
 
 #: The most files of which each extends the next.
 MOST_BASES = 50
+#: Bytes of a recipe file; a hand-written one has some thousands.
+MOST_BYTES = 16_000_000
+#: Characters of a line that a hint is looked for in.
+MOST_READ = 1000
+#: Characters that are shown of a line.
+LONGEST_LINE = 160
 
 
 def read_file(
@@ -60,7 +66,7 @@ def read_file(
             f"is extended by a chain of {MOST_BASES} files", where=str(named_at), hint="put some of them into one file"
         )
     try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        text = _bytes_of(path, where=led_here).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error, where=led_here) from error
     try:
@@ -79,6 +85,15 @@ def read_file(
     merged.put(own)
     known[resolved] = deepcopy(merged) if chain else merged
     return merged
+
+
+def _bytes_of(path: Path, *, where: str) -> bytes:
+    """Return what a file holds. Raises TrainkitError if no recipe is so large, as of a device, which has no end."""
+    with path.open("rb") as file:
+        read = file.read(MOST_BYTES + 1)
+    if len(read) > MOST_BYTES:
+        raise TrainkitError(f"has more than {MOST_BYTES:,} bytes, which no recipe has", where=where)
+    return read
 
 
 def _extends(layer: Layer) -> list[str]:
@@ -131,8 +146,11 @@ def _not_toml(text: str, error: ValueError | RecursionError, shown: str) -> Trai
     line = lines[number - 1]
     if (twice := _written_twice(lines, number, error.msg)) is not None:
         return TrainkitError(twice, where=f"{shown}:{number}", hint="keep one of the two, with the keys of both")
-    problem = f"not TOML: {error.msg[0].lower()}{error.msg[1:]}\n  {line}\n  {' ' * (column - 1)}^"
-    return TrainkitError(problem, where=f"{shown}:{number}:{column}", hint=syntax_hint(line, error.msg))
+    begin = max(0, column - LONGEST_LINE // 2) if len(line) > LONGEST_LINE else 0
+    part = ("…" if begin else "") + shorten(line[begin:], LONGEST_LINE)
+    mark = " " * (column - 1 - begin + (1 if begin else 0))
+    problem = f"not TOML: {error.msg[0].lower()}{error.msg[1:]}\n  {part}\n  {mark}^"
+    return TrainkitError(problem, where=f"{shown}:{number}:{column}", hint=syntax_hint(line[:MOST_READ], error.msg))
 
 
 def _written_twice(lines: list[str], number: int, message: str) -> str | None:
@@ -141,8 +159,15 @@ def _written_twice(lines: list[str], number: int, message: str) -> str | None:
     if named is None:
         return None
     name = ".".join(part.strip()[1:-1] for part in named[1].split(", "))
-    written = re.compile(rf"\s*(\[\s*{re.escape(name)}\s*\]|{re.escape(name.rpartition('.')[2])}\s*=)")
-    first = next((line for line, text in enumerate(lines[: number - 1], start=1) if written.match(text)), None)
+    header = re.compile(rf"\s*\[\s*{re.escape(name)}\s*\]")
+    section, _, last = name.rpartition(".")
+    inside = re.compile(rf"\s*{re.escape(last)}\s*=")
+    first, current = None, ""
+    for line, text in enumerate(lines[: number - 1], start=1):
+        if first is None and (header.match(text) or (current == section and inside.match(text))):
+            first = line
+        if found := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", text):
+            current = found[1]
     return f"[{name}] is written twice" + (f": first in line {first}" if first else "")
 
 
