@@ -11,7 +11,9 @@ _FREEZE = Alias("optimizer.groups", 'a group with learning_rate_factor = 0 freez
 _GROUP = Alias("optimizer.groups", 'a group has match = "…", and a learning_rate_factor beside the common rate')
 _TRACK = Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true; there is no other")
 _OPTIMIZER = Alias("optimizer.type", 'this one is none of them; moments = "int8" and "adafactor" need less memory')
-_SHARED = "leave it out: devices share the batch (parallel.data) or the state (parallel.fsdp), not one example"
+_SHARED = Alias(
+    "", "leave it out: devices share the batch (parallel.data) or the state (parallel.fsdp), not one example"
+)
 _ATTENTION = Alias("", "leave it out: the fastest attention of the device is used")
 _KERNELS = Alias("", "leave it out: every step is compiled, and the fastest kernels of the device are used")
 _WORKERS = Alias("", "leave it out: batches need no worker processes; trainkit cache-data has --workers")
@@ -53,9 +55,7 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     # devices
     (
         r"\w*(tensor|context|sequence|pipeline|expert|model)_?_?parallel\w* (tp|cp|pp|ep|sp)_(size|degree)",
-        Alias(
-            "", "leave it out: devices share the batch (parallel.data) or the state (parallel.fsdp), not one example"
-        ),
+        _SHARED,
     ),
     (
         r"data_parallel_replicate\w* ddp_\w+ dp_(size|degree) num_(gpus|devices|nodes) nproc\w* world_size",
