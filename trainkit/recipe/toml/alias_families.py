@@ -9,8 +9,10 @@ from trainkit.recipe.toml.alias_notes import DIFFERENT, Alias
 
 _FREEZE = Alias("optimizer.groups", 'a group with learning_rate_factor = 0 freezes: match = "…" names its parameters')
 _GROUP = Alias("optimizer.groups", 'a group has match = "…", and a learning_rate_factor beside the common rate')
-_TRACK = Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true; there is no other")
-_OPTIMIZER = Alias("optimizer.type", 'this one is none of them; moments = "int8" and "adafactor" need less memory')
+_TRACK = Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true; there are no others")
+_OPTIMIZER = Alias(
+    "optimizer.type", 'trainkit does not have this one; moments = "int8" and "adafactor" need less memory'
+)
 _SHARED = Alias(
     "", "leave it out: devices share the batch (parallel.data) or the state (parallel.fsdp), not one example"
 )
@@ -91,7 +93,7 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     # checkpoints
     (
         r"base_path checkpoint_(base|root)\w*",
-        Alias("run.directory", "checkpoints are in the run's own directory there"),
+        Alias("run.directory", "checkpoints are in the directory of the run, which is in this one"),
     ),
     (
         r"keep_last_n\w* max_checkpoints? num_checkpoints checkpoints_to_keep max_to_keep \w*total_limit",
@@ -126,11 +128,11 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     ),
     (
         r"(eval|val)(uation)?_(on_start|delay|on_begin|first) run_initial_eval\w*",
-        Alias("evaluate.every", "evaluations are at every so many steps and at the end"),
+        Alias("evaluate.every", "the run is evaluated each time after this number of steps, and at the end"),
     ),
     (
         r"eval_harness\w* lm_eval\w* do_bench_eval bench_\w+",
-        Alias("", "a command does it: trainkit eval RUN --lm-eval TASK"),
+        Alias("", "evaluating tasks is a command: trainkit eval RUN --lm-eval TASK"),
     ),
     (
         r"(eval|val|validation)\w*_(samples|tokens|batches|iters|max_steps|num_steps) max_(eval|val)\w+",
@@ -150,10 +152,10 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     ),
     (r"predict_with_generate (num_)?beams?(_size|_search)? generation_\w+ eval_max_new_tokens", _GENERATE),
     (r"infer(ence)?_\w+ vllm_\w+", _SPEAK),
-    (r"early_stop\w*", Alias("evaluate.patience", "it counts evaluations without a better one")),
+    (r"early_stop\w*", Alias("evaluate.patience", "it counts evaluations without improvement")),
     (
         r"loss_watchdog\w* \w*spike\w* nan_\w+ skip_nan\w*",
-        Alias("guard", "[guard] says what a loss that is not finite or too high does"),
+        Alias("guard", "[guard] says what to do when a loss is not finite or far too high"),
     ),
     # the optimizer and its schedule
     (r"freez\w+ unfroz\w+ \w*trainable_(layers|modules|params\w*) train_only\w* layers_to_(train|freeze)", _FREEZE),
@@ -169,7 +171,7 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     ),
     (
         r"(optim|optimizer)_(args|kwargs|params|config|cfg)",
-        Alias("optimizer", "its keys stand in [optimizer] itself"),
+        Alias("optimizer", "write its keys in [optimizer] itself"),
     ),
     (
         r"(num_)?(lr_)?(cycles?|restarts)(_length|_steps)? cosine_restarts",
@@ -183,11 +185,11 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     (r"(lr_|re)?warm_?up\w*", Alias("schedule.warmup", "a whole number is steps, one below 1 a share of the run")),
     (
         r"(lr_?)?scheduler_\w+ lr_\w*schedule\w* constant_lr\w*",
-        Alias("schedule.type", "its keys stand in [schedule] itself"),
+        Alias("schedule.type", "write its keys in [schedule] itself"),
     ),
     (
         r"target_(param_data|flops)\w* tokens_per_param\w* chinchilla\w*",
-        Alias("train.tokens", "give the number of tokens"),
+        Alias("train.tokens", "write the number of tokens"),
     ),
     # adapters
     (r"\w*(use_)?dora", DIFFERENT["use_dora"]),
@@ -195,7 +197,7 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     (
         r"(lora_)?modules_to_save (lora_)?additional_target exclude_modules lora_\w*(modules|layers|target)\w*"
         r" layers_(to_transform|pattern)",
-        Alias("adapter.targets", "adapters are beside matrices; embeddings and norms stay as they are"),
+        Alias("adapter.targets", "adapters are added to linear layers only; embeddings and norms are frozen"),
     ),
     (
         r"lora_\w+ peft_\w+ pissa\w* init_lora\w* use_(peft|lora) create_new_adapter fan_in_fan_out "
@@ -203,7 +205,7 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
         Alias("adapter", "leave it out: [adapter] has type, rank, alpha, targets, dropout, variant and base"),
     ),
 )
-#: Patterns of names, separated by spaces, which match a whole name; the first that matches counts.
+#: Patterns of names, separated by spaces, and what is meant. The first pattern that matches a whole name counts.
 FAMILIES = (*_OF_TRAINING, *OF_DATA)
 _FAMILIES = tuple((re.compile("|".join(patterns.split())), meant) for patterns, meant in FAMILIES)
 #: What people add to the name of a section.
@@ -211,7 +213,7 @@ _ENDING = re.compile(r"_?(config|cfg|conf|args|arguments|kwargs|params|options|o
 
 
 def family_of(name: str) -> Alias | None:
-    """Return what is meant by a key whose name is of a family; None if it is of none."""
+    """Return what is meant by a key whose name belongs to a family; None if it belongs to none."""
     return next((meant for pattern, meant in _FAMILIES if pattern.fullmatch(name)), None)
 
 

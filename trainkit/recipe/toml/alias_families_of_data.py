@@ -7,7 +7,10 @@ from trainkit.recipe.toml.alias_notes import DIFFERENT, Alias
 _WEIGHTS = Alias("data.train.0.weight", "each [[data.train]] has its own")
 _REWRITTEN = Alias("data.train", 'write document = { type = "prompt", prompt = "…", response = "…" } in [[data.train]]')
 _CHAT = Alias("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]')
-_LEARN = Alias("data.train", 'document = { type = "prompt", … } learns responses alone; type = "chat" has learn')
+_LEARN = Alias(
+    "data.train",
+    'document = { type = "prompt", … } learns only responses; type = "chat" has the key learn',
+)
 
 OF_DATA: tuple[tuple[str, Alias], ...] = (
     # data
@@ -54,7 +57,7 @@ OF_DATA: tuple[tuple[str, Alias], ...] = (
     ),
     (
         r"max_(source|target|prompt|completion|input|output|answer|query)_(length|len)",
-        Alias("data.sequence_length", "one length for the whole example"),
+        Alias("data.sequence_length", "it is one length for the whole example"),
     ),
     (
         r"(default_|new_)?system_(prompt|message) default_system "
@@ -81,7 +84,7 @@ OF_DATA: tuple[tuple[str, Alias], ...] = (
     ),
     (
         r"ds_type file_(type|format) data_format",
-        Alias("data.train.0.format", "leave it out: the ending of a file says it"),
+        Alias("data.train.0.format", "leave it out: the ending of a file decides"),
     ),
     (
         r"(tokenizer_)?(use_)?(fast|slow)(_tokenizer)? tokenizer_(use_fast|legacy|mode|backend|class|kwargs) "
