@@ -696,3 +696,13 @@ def test_a_checkpoint_keeps_its_recipe_and_verify_compares_it(tmp_path: Path) ->
     assert kept.read_text() == "schema = 1\n" and store.verify(at(tmp_path, 1)) == []
     kept.write_text("schema = 2\n")
     assert store.verify(at(tmp_path, 1)) == ["recipe.toml: it does not match its checksum"]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_said_to_have_none_yet(tmp_path):
+    save(tmp_path, 1, 2)
+    for text in ("[]", "null", "", "[" * 100_000):
+        for step in (1, 2):
+            (at(tmp_path, step) / "manifest.json").write_text(text)
+        with pytest.raises(TrainkitError, match="all are damaged: 1, 2") as refused:
+            store.checkpoint_of(tmp_path, None)
+        assert "trainkit verify" in refused.value.hint

@@ -76,6 +76,12 @@ def find(run_directory: Path, step: int) -> Info:
 def checkpoint_of(directory: Path, step: int | None) -> Info:
     """Return the checkpoint of a run at `step`, or the newest where `step` is None. Raises TrainkitError if missing."""
     info = newest(directory) if step is None else find(directory, step)
+    if info is None and (damaged := step_directories(directory)):
+        raise TrainkitError(
+            f"no checkpoint has a readable manifest; all are damaged: {', '.join(path.name for path in damaged)}",
+            where=str(directory),
+            hint=f"trainkit verify {as_typed(directory)} says what is wrong with each",
+        )
     if info is None:
         raise TrainkitError(
             "the run has no checkpoint yet", where=str(directory), hint=f"trainkit send {as_typed(directory)} save"
