@@ -41,7 +41,10 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
         r"(auto_find|auto)_batch_size batch_size_finder",
         Alias("train.micro_batch_size", 'write micro_batch_size = "auto"'),
     ),
-    (r"\w*(num_proc|num_workers|_processes|prefetch_factor|pin_memory|persistent_workers|workers)", _WORKERS),
+    (
+        r"\w*(num_proc|num_workers|_processes|prefetch_factor|pin_memory|persistent_workers|workers) dataloader_\w+",
+        _WORKERS,
+    ),
     (r"low_cpu_mem\w* gc_(steps|collect\w*) torch_empty_cache_steps empty_cache\w* use_cache", _KERNELS),
     (r"optimizer_in_bwd \w*in_backward", _KERNELS),
     # precision
@@ -91,6 +94,10 @@ _OF_TRAINING: tuple[tuple[str, Alias], ...] = (
     (r"hf_save_(steps|every) export_(steps|every)", Alias("export.every")),
     (r"export_\w+ merge_lora merged?_\w+", _EXPORT),
     # checkpoints
+    (
+        r"save_(last|final|best|weights_only|full\w*) save_on_\w+",
+        Alias("", "leave it out: the end of a run and a stop save a checkpoint; checkpoint.best keeps the best one"),
+    ),
     (
         r"base_path checkpoint_(base|root)\w*",
         Alias("run.directory", "checkpoints are in the directory of the run, which is in this one"),

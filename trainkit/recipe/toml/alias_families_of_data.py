@@ -30,7 +30,8 @@ OF_DATA: tuple[tuple[str, Alias], ...] = (
     ),
     (r"dataset_config\w* dataset_args", DIFFERENT["dataset_config"]),
     (
-        r"\w*(interleav\w+|mix_strategy|mixture_\w+|stop_strategy|dataset_weights?|train_weights?|sampling_probs?\w*|sampling_rates?)\w*",
+        r"\w*(interleav\w+|mixture_\w+|stop_strategy|(dataset|train)_weights?|sampling_(probs?\w*|rates?))\w* "
+        r"dataset_mix\w* mix_(strategy|ratio\w*|weights?)",
         _WEIGHTS,
     ),
     (
@@ -87,7 +88,8 @@ OF_DATA: tuple[tuple[str, Alias], ...] = (
         Alias("data.train.0.format", "leave it out: the ending of a file decides"),
     ),
     (
-        r"(tokenizer_)?(use_)?(fast|slow)(_tokenizer)? tokenizer_(use_fast|legacy|mode|backend|class|kwargs) "
+        r"(tokenizer_)?(use_)?(fast|slow)(_tokenizer)? "
+        r"tokenizer_(padding_side|use_fast|legacy|mode|backend|class|kwargs) "
         r"(merges|vocab)_file",
         DIFFERENT["tokenizer_type"],
     ),
@@ -121,8 +123,14 @@ OF_DATA: tuple[tuple[str, Alias], ...] = (
         Alias("task.type", 'there is no online RL; write type = "preference" or "kto"'),
     ),
     # models
+    (r"sliding_window(_size)? attention_window", Alias("model.window")),
+    (r"(num|n)_(local_|routed_)?experts moe_num_experts", Alias("model.experts")),
+    (r"num_experts_per_tok(en)? experts_per_tok num_selected_experts moe_top_k", Alias("model.experts_per_token")),
+    (r"(router_|moe_)?aux_loss_coef\w* load_balancing_loss\w*", Alias("model.router_loss")),
+    (r"head_dim kv_channels", Alias("model.head_width")),
     (
-        r"activation_(function|fn) hidden_act\w* norm_type position_embedding\w* scale_attn\w* "
+        r"activation(_(function|fn))? rotary_\w+ multiple_of ffn_dim_multiplier hidden_act\w* norm_type "
+        r"position_embedding\w* scale_attn\w* "
         r"reorder_and_upcast\w* use_bias qk_norm use_qk_norm",
         Alias("", "leave it out: model.type decides the form of a block"),
     ),

@@ -50,6 +50,7 @@ DIFFERENT = {
     "min_lr": Alias("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
     "adam_beta1": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
     "adam_beta2": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
+    "adam_beta3": Alias("optimizer.betas", 'write all in one list; type = "adan" and "ademamix" have three'),
     "beta1": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
     "beta2": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
     "init_from": Alias("model.pretrained", "leave it out for random weights; to resume: trainkit resume RUN"),

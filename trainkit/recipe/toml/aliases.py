@@ -21,12 +21,14 @@ _SAME = {
     "train.epochs": "num_epochs num_train_epochs max_epochs n_epochs epoch",
     "train.tokens": "max_tokens_total total_tokens num_tokens train_tokens",
     "train.batch_size": "train_batch_size global_batch_size total_batch_size effective_batch_size bsz",
-    "train.micro_batch_size": "device_batch_size per_device_parallelism batch_size_per_gpu micro_batch",
+    "train.micro_batch_size": "device_batch_size per_device_parallelism batch_size_per_gpu"
+    " train_micro_batch_size_per_gpu micro_batch",
     "task.label_smoothing": "label_smoothing_factor label_smoothing",
     "task.embedding_noise": "neftune_noise_alpha neftune_alpha noisy_embedding_alpha",
     "task.z_loss": "z_loss_weight z_loss_coefficient",
     "task.centring": "center_rewards_coefficient",
-    "train.max_grad_norm": "grad_clip gradient_clip_val clip_grad_norm gradient_clipping max_norm",
+    "train.max_grad_norm": "grad_clip gradient_clip_val gradient_clip_norm clip_grad_norm clip_grad"
+    " gradient_clipping max_norm",
     "data.sequence_length": "seq_length seq_len block_size max_seq_len max_seq_length sequence_len max_length"
     " cutoff_len train_seq_len model_max_length max_sequence_length",
     "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
@@ -57,6 +59,7 @@ _SAME = {
     "evaluate.batch_size": "eval_batch_size per_device_eval_batch_size",
     "checkpoint.every_minutes": "save_interval_minutes",
     "sample.max_tokens": "max_new_tokens",
+    "sample.temperature": "sampling_temperature",
     "parallel.fsdp": "fsdp_size fsdp_axis_size",
     "precision.params": "param_dtype params_dtype",
     "precision.compute": "compute_dtype dtype",
