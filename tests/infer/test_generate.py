@@ -104,6 +104,12 @@ def test_what_is_there_at_once_in_one_program_is_the_same() -> None:
     assert tokens.tolist() == [rerun("gpt2", prompt, 5) for prompt in some]
 
 
+def test_a_prompt_that_fills_the_context_is_continued_by_nothing():
+    rows, lengths = pad_prompts(prompts(4, 11), 13)
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert generate(model(), rows, lengths, keys, new_tokens=0, sampling=GREEDY).shape == (2, 0)
+
+
 @pytest.mark.parametrize(
     "sampling", [GREEDY, Sampling(1.5, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2), Sampling()], ids=str
 )

@@ -129,6 +129,9 @@ def decode(
     `restrict` the logits of the next one from the model's, the tokens so far and their number.
     """
     rows_N, ends_E = jnp.arange(len(state.ended_N)), jnp.asarray(ends, jnp.int32)
+    nothing_NT = jnp.full((len(rows_N), tokens), NOTHING, jnp.int32)
+    if not tokens:  # the prompts fill the context; a loop that never runs is traced, too
+        return nothing_NT, state
 
     def is_unfinished(carry: tuple[Array, Array, Decoding]) -> Array:
         i, _, state = carry
@@ -147,7 +150,6 @@ def decode(
         positions_N = state.positions_N + ~state.ended_N
         return i + 1, tokens_NT, Decoding(logits_NV, positions_N, ended_N, state.drawn + 1, cache, seen_NV)
 
-    nothing_NT = jnp.full((len(rows_N), tokens), NOTHING, jnp.int32)
     _, tokens_NT, state = jax.lax.while_loop(is_unfinished, add_token, (jnp.int32(0), nothing_NT, state))
     return tokens_NT, state
 
