@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -758,3 +759,20 @@ def test_a_loaded_recipe_is_frozen(tmp_path):
     assert isinstance(loaded, Loaded) and isinstance(loaded.recipe, Recipe)
     with pytest.raises(ValueError, match="frozen"):
         loaded.recipe.train.steps = 3
+
+
+def test_a_named_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(TrainkitError, match="is a named pipe, not a file"):
+        load(tmp_path / "pipe.toml")
+
+
+def test_a_pipe_without_a_name_is_read_as_of_a_shell_that_writes_one() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        file.write("[train]\nsteps = 0\n")
+    try:
+        with pytest.raises(TrainkitError, match=r"train\.steps = 0"):
+            load(Path(f"/dev/fd/{reading}"))
+    finally:
+        os.close(reading)

@@ -88,7 +88,13 @@ def read_file(
 
 
 def _bytes_of(path: Path, *, where: str) -> bytes:
-    """Return what a file holds. Raises TrainkitError if no recipe is so large, as of a device, which has no end."""
+    """Return what a file holds. Raises TrainkitError if no recipe is so large, as of a device, which has no end.
+
+    A named pipe is refused, because opening one waits for a writer. The pipes of stdin and of a shell's `<(...)`
+    have no name in any directory, and are read.
+    """
+    if path.is_fifo() and os.path.exists(os.path.realpath(path)):
+        raise TrainkitError("is a named pipe, not a file", where=where, hint="give a file, or /dev/stdin")
     with path.open("rb") as file:
         read = file.read(MOST_BYTES + 1)
     if len(read) > MOST_BYTES:
