@@ -204,3 +204,25 @@ def test_a_misspelt_key_in_the_place_of_tables_that_the_recipe_names_is_refused_
     """[modes] has no key of its own that could be an example."""
     with pytest.raises(TrainkitError, match="mzode = 3"):
         load(write(tmp_path, f"mzode = 3\n{TEXT}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("held_out = 10", "held_out = 0.1"),
+        ('epochs = "1/2"', "epochs = 0.5"),
+        ('learning_rate = "10^-4"', "learning_rate = 0.0001"),
+        ('learning_rate = "2**-10"', "learning_rate = 0.0009765625"),
+        ("betas = 0.9", "betas = [0.9, 0.95]"),
+    ],
+)
+def test_a_percentage_a_fraction_a_power_and_one_number_of_a_list_are_told_what_to_write(
+    line: str, written: str
+) -> None:
+    name, value = next(iter(tomli.loads(line).items()))
+    key: Key = ({"held_out": "data", "epochs": "train"}.get(name, "optimizer"), name)
+    section = schema.keys_of(schema.root())[str(key[0])]
+    node = next(
+        branch["properties"][name] for branch in schema.branches(section) if name in branch.get("properties", {})
+    )
+    assert correction(key, value, node, schema.choices(node)).endswith(f": {written}")

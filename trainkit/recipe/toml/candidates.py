@@ -30,6 +30,7 @@ def candidates(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield "write the number without quotes", _number(text)
                 yield "write the number without quotes", float(_number(text))
             yield from _with_unit(name, text)
+            yield from _calculated(text)
             if text.endswith((",", ";")):
                 yield from candidates(name, text[:-1])
             if "," in text.strip("()[],; "):
@@ -44,6 +45,17 @@ def candidates(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         yield "write a string", toml_value(value)
         yield "write a list", [value]
+        if 1 < value <= 100:
+            yield "write a share of 1, not percent", value / 100
+
+
+def _calculated(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the number that a fraction or a power stands for, such as 0.5 for `1/2` and 0.0001 for `10^-4`."""
+    if found := re.fullmatch(r"(\d{1,9}) ?/ ?([1-9]\d{0,8})", text):
+        yield "write the number alone", int(found[1]) / int(found[2])
+    if found := re.fullmatch(r"([1-9]\d{0,2}) ?(?:\^|\*\*) ?(-?\d{1,2})", text):
+        power = float(found[1]) ** int(found[2])
+        yield "write the number alone", int(power) if power.is_integer() else power
 
 
 def _with_unit(name: str, text: str) -> Iterator[tuple[str, Any]]:

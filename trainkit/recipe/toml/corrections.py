@@ -50,7 +50,7 @@ def correction(key: Key, value: Any, node: Node, allowed: list[Any], *, as_overr
     points = keys_of(keys_of(root())["schedules"]).get(str(key[-1])) if isinstance(value, list) else None
     if points and accepts(points, value):
         return f"what changes during a run is in [schedules]: {key[-1]} = {toml_value(value)}"
-    for words, meant in candidates(str(key[-1]), value):
+    for words, meant in (*candidates(str(key[-1]), value), *_with_rest(value, node)):
         if accepts(node, meant) and len(toml_value(meant)) < LONGEST:
             said = f"{key_name(key[-1])} = {toml_value(meant)}" if isinstance(key[-1], str) else toml_value(meant)
             return f"write {said}" if words == "write" else f"{words}: {said}"
@@ -62,6 +62,14 @@ def correction(key: Key, value: Any, node: Node, allowed: list[Any], *, as_overr
         random = f'; type = "{kind}" instead starts from random weights' if (kind := _family(key, value, node)) else ""
         return inner.hint(key, as_override=as_override) + random
     return _out_of_range(value, str(key[-1]), node) or _explained(value, str(key[-1]), node)
+
+
+def _with_rest(value: Any, node: Node) -> list[tuple[str, list[Any]]]:
+    """Return the list that begins with a number and goes on as the default of its key, such as that of `betas`."""
+    default = node.get("default")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isinstance(default, list):
+        return []
+    return [("write a list", [value, *default[1:]])]
 
 
 def _interpret(key: Key, value: Any, node: Node) -> Any:
@@ -100,7 +108,9 @@ def _out_of_range(value: Any, name: str, node: Node) -> str:
 def _explained(value: Any, name: str, node: Node) -> str:
     """Return what a key is for if a value has the wrong type; for a word such as "none", how to leave the key out."""
     default, meaning = node.get("default"), meaning_of(node)
-    if isinstance(value, str) and value.strip().lower() in _NOTHING and "default" in node:
+    # -1 is what other trainers write for no limit
+    is_nothing = value.strip().lower() in _NOTHING if isinstance(value, str) else value == -1 and default is None
+    if is_nothing and "default" in node:
         if "0 turns" in meaning:
             return f"write {name} = 0"
         by_default = "by default it is not set" if default is None else f"the default is {short(default)}"
