@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import natural_configurations
 import pytest
 import rarer_configurations
 import real_configurations
@@ -188,7 +189,7 @@ def test_what_another_trainer_calls_it_is_answered_with_what_to_write(tmp_path: 
     assert not {wrong: hint for wrong, hint in hints.items() if wrong.hint not in hint}
 
 
-@pytest.mark.parametrize("table", [real_configurations, rarer_configurations])
+@pytest.mark.parametrize("table", [real_configurations, rarer_configurations, natural_configurations])
 @pytest.mark.parametrize("trainer", real_configurations.ALL)
 def test_lines_that_another_trainer_publishes_are_answered_with_what_to_write(
     tmp_path: Path, trainer: str, table: ModuleType

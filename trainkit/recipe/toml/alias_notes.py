@@ -69,7 +69,7 @@ DIFFERENT = {
     "trust_remote_code": Alias("", "code that comes with a checkpoint is never run"),
     "train_file": Alias("data.train", 'write [[data.train]] with path = "…"'),
     "validation_file": Alias("data.validation", 'write [[data.validation]] with path = "…"'),
-    "dataset_name": Alias("data.train", 'write [[data.train]] with path = "…"'),
+    "dataset_name": Alias("data.train", 'write [[data.train]] with type = "huggingface" and id = "…"'),
     # batches and their length
     "sample_packing": Alias("data.encoding", 'write encoding = { type = "pack" }'),
     "eval_sample_packing": Alias("data.encoding", "validation sets are encoded like the training data"),
@@ -198,7 +198,10 @@ DIFFERENT = {
     "message_property_mappings": Alias("data.train", "messages have role and content, or from and value"),
     "chat_template": Alias("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
     "template": Alias("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
-    "train_on_inputs": Alias("data.train", 'write document = { type = "chat", learn = "all" } in [[data.train]]'),
+    "train_on_inputs": Alias(
+        "",
+        'only answers are learned; for all, write document = { type = "chat", learn = "all" } in [[data.train]]',
+    ),
     "stage": Alias("task.type", 'write [task] with type = "causal-lm", "sft", "reward", "preference" or "kto"'),
     "rl": Alias("task.type", 'write [task] with type = "preference" or "kto"'),
     "pref_beta": Alias("task.beta"),
@@ -218,5 +221,8 @@ DIFFERENT = {
     "_component_": Alias(
         "", 'the type of a table chooses what it is, such as type = "llama" in [model]; a tokenizer has a path'
     ),
+    "adapter.bias": Alias("", "leave it out: an adapter trains no biases"),
+    "track.type": Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
+    "track.tags": Alias("run.name", "a run has no tags; track.experiment groups runs in Aim"),
     "bias": Alias("", 'leave it out: model.type decides; "gpt2" has biases, "mpt" has none'),
 }

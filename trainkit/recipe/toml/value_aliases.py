@@ -83,7 +83,8 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     ),
     "data.train.*.type": dict.fromkeys(
         ("alpaca", "completion", "instruct", "alpaca_dataset", "instruct_dataset", "context_qa", "oasst", "reflection"),
-        'leave it out; write document = { type = "prompt", prompt = "{instruction}", response = " {output}" }',
+        'leave it out for files, for data of the hub it is "huggingface", with id in place of path; '
+        'write document = { type = "prompt", prompt = "{instruction}", response = " {output}" }',
     )
     | dict.fromkeys(
         (
@@ -110,6 +111,11 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     ),
     "parallel.data": dict.fromkeys(("ddp", "dp"), "write a number of devices, such as data = 4"),
     "track.wandb.mode": dict.fromkeys(("disabled", "off", "none"), "leave [track.wandb] out"),
+    "adapter.type": {
+        "qlora": 'write base = "nf4"; type is "lora"',
+        "dora": 'write variant = "dora"; type is "lora"',
+        "rslora": 'write variant = "rslora"; type is "lora"',
+    },
     "adapter": {
         "qlora": 'write [adapter] with base = "nf4"',
         "lora": "write [adapter] with rank = 16",

@@ -1,0 +1,26 @@
+"""Lines as average users of six other trainers write them into a recipe, which were not answered at first sight.
+
+Each is (section, line, pattern of the right answer), as in `real_configurations.py`. They stood in 60 recipes of one to
+four wrong lines each, in the section where such a user would guess.
+"""
+
+ALL = {
+    "axolotl": (
+        ("optimizer", 'optimizer = "adamw_bnb_8bit"', r'moments = "int8"'),
+        ("adapter", 'type = "qlora"', r'base = "nf4"'),
+        ("data", "train_on_inputs = false", r"only answers are learned"),
+        ("data.train", 'path = "mhenrichsen/alpaca_2k_test"\ntype = "alpaca"', r"huggingface.*id.*document"),
+    ),
+    "transformers": (
+        ("data.train", 'dataset_name = "wikitext"', r'type = "huggingface" and id'),
+        ("train", "max_steps = -1", r"leave steps out"),
+        ("adapter", 'bias = "none"', r"an adapter trains no biases"),
+    ),
+    "Levanter": (
+        ("track", 'type = "wandb"', r"wandb = true"),
+        ("track", 'tags = ["openwebtext", "gpt2"]', r"run\.name.*track\.experiment"),
+    ),
+    "torchtune": (("adapter", 'type = "dora"', r'variant = "dora"'),),
+    "LLaMA-Factory": (("train", "epochs = -1", r"leave epochs out"),),
+    "nanoGPT": (("schedule", 'schedule = "cosine"', r"\btype\b"),),
+}
