@@ -21,6 +21,7 @@ from trainkit.recipe.toml import schema
 from trainkit.recipe.toml.layers import TYPES
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
 from trainkit.recipe.toml.positions import Key, dotted_key, locate
+from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 from trainkit.recipe.toml.suggestions import ALIASES
 from trainkit.recipe.toml.values import differences, dumps, toml_value
 from trainkit.recipe.union import members_of
@@ -776,3 +777,19 @@ def test_a_pipe_without_a_name_is_read_as_of_a_shell_that_writes_one() -> None:
             load(Path(f"/dev/fd/{reading}"))
     finally:
         os.close(reading)
+
+
+def test_a_checkpoint_that_is_not_found_hides_no_mistake_of_another_section(tmp_path):
+    def not_found(*_: object) -> PretrainedCheckpoint:
+        raise TrainkitError("not found", where="model.pretrained", hint="check the name")
+
+    path = write(tmp_path, TEXT.replace("layers = 2", 'pretrained = "some/one"').replace("steps = ", "max_steps = "))
+    with pytest.raises(TrainkitError) as raised:
+        load(path, look_up=not_found)
+    first, second = (
+        line for line in str(raised.value).splitlines() if "sample.toml:" in line and "mistakes" not in line
+    )
+    assert "model.pretrained: not found" in first and "train.max_steps = 20: no such key" in second
+    path.write_text(TEXT.replace("layers = 2", 'pretrained = "some/one"'))
+    with pytest.raises(TrainkitError, match=r"sample\.toml:\d+: model\.pretrained: not found\nhint: check the name$"):
+        load(path, look_up=not_found)

@@ -79,13 +79,44 @@ def diagnose(
     """
     count = error.error_count()
     mistakes = _Search(Repaired(deepcopy(values), origin, language)).all(error)
-    if len(mistakes) == 1:
-        return TrainkitError(mistakes[0].problem, where=mistakes[0].place, hint=mistakes[0].hint)
-    blocks = [f"{len(mistakes)} mistakes" if count <= SHOWN else f"{count:,} mistakes; {len(mistakes)} of them:"]
-    for mistake in mistakes:
-        block = f"{mistake.place}: {mistake.problem}"
-        blocks.append(block + (f"\n  hint: {mistake.hint}" if mistake.hint else ""))
-    return TrainkitError("\n\n".join(blocks), where=name)
+    errors = [TrainkitError(mistake.problem, where=mistake.place, hint=mistake.hint) for mistake in mistakes]
+    return _together(errors, count=count, name=name)
+
+
+def diagnose_others(
+    error: TrainkitError,
+    values: dict[str, Any],
+    section: str,
+    *,
+    origin: Callable[[Key], Origin],
+    name: str,
+    language: type[Recipe] = Recipe,
+) -> TrainkitError:
+    """Return an error about a section, together with the mistakes of the other ones, which it would hide.
+
+    Contradictions between sections are not among them: they may depend on what this one would be.
+    """
+    others = {key: value for key, value in values.items() if key != section}
+    search = _Search(Repaired(deepcopy(others), origin, language))
+    try:
+        language.model_validate(with_tuples(others))
+    except ValidationError as found:
+        search.all(found)
+    certain = [
+        TrainkitError(mistake.problem, where=mistake.place, hint=mistake.hint)
+        for key, mistake in sorted(search.found.items(), key=lambda item: item[1].where)
+        if not isinstance(key, str) and key[:1] != (section,) and ", needed because " not in mistake.problem
+    ]
+    return _together([error, *certain], count=1 + len(certain), name=name)
+
+
+def _together(errors: list[TrainkitError], *, count: int, name: str) -> TrainkitError:
+    """Return some of `count` errors as one."""
+    if len(errors) == 1:
+        return errors[0]
+    head = f"{len(errors)} mistakes" if count <= SHOWN else f"{count:,} mistakes; {len(errors)} of them:"
+    blocks = (str(error).replace("\nhint: ", "\n  hint: ") for error in errors)
+    return TrainkitError("\n\n".join([head, *blocks]), where=name)
 
 
 class _Search:

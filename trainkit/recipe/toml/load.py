@@ -121,7 +121,13 @@ def _check(
         put_override(layer, override)
     language, plugins = _language(layer)
     if look_up is not None:
-        layer = put_below(layer, "model", look_up)
+        try:
+            layer = put_below(layer, "model", look_up)
+        except TrainkitError as error:
+            from trainkit.recipe.toml.diagnosis import diagnose_others
+
+            found, name = diagnose_others, as_shown(path)
+            raise found(error, layer.table, "model", origin=layer.origin, name=name, language=language) from error
     if look_up_adapter is not None:
         layer = put_below(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
