@@ -8,13 +8,15 @@ ALL = {
     "axolotl": (
         ("optimizer", 'optimizer = "adamw_bnb_8bit"', r'moments = "int8"'),
         ("adapter", 'type = "qlora"', r'base = "nf4"'),
-        ("data", "train_on_inputs = false", r"only answers are learned"),
+        ("data", "train_on_inputs = false", r"leave it out: .* only answers are learned"),
+        ("tokenizer", 'special_tokens = { pad_token = "<|end_of_text|>" }', r"leave it out"),
         ("data.train", 'path = "mhenrichsen/alpaca_2k_test"\ntype = "alpaca"', r"huggingface.*id.*document"),
     ),
     "transformers": (
         ("data.train", 'dataset_name = "wikitext"', r'type = "huggingface" and id'),
         ("train", "max_steps = -1", r"leave steps out"),
         ("adapter", 'bias = "none"', r"an adapter trains no biases"),
+        ("parallel", 'fsdp = "full_shard auto_wrap"', r"fsdp = 4"),
     ),
     "Levanter": (
         ("track", 'type = "wandb"', r"wandb = true"),
@@ -22,5 +24,10 @@ ALL = {
     ),
     "torchtune": (("adapter", 'type = "dora"', r'variant = "dora"'),),
     "LLaMA-Factory": (("train", "epochs = -1", r"leave epochs out"),),
-    "nanoGPT": (("schedule", 'schedule = "cosine"', r"\btype\b"),),
+    "nanoGPT": (
+        ("schedule", 'schedule = "cosine"', r"\btype\b"),
+        ("schedule", "lr_decay_iters = 1000", r"^leave it out: .* until train\.steps"),
+        ("sample", 'start = "\\n"', r"called prompts"),
+        ("run", 'init_from = "resume"', r"^to resume: trainkit resume"),
+    ),
 }

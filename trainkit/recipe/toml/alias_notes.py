@@ -53,7 +53,10 @@ DIFFERENT = {
     "adam_beta3": Alias("optimizer.betas", 'write all in one list; type = "adan" and "ademamix" have three'),
     "beta1": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
     "beta2": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
-    "init_from": Alias("model.pretrained", "leave it out for random weights; to resume: trainkit resume RUN"),
+    "init_from": Alias(
+        "",
+        "to resume: trainkit resume RUN; to begin with a checkpoint: model.pretrained; else leave it out",
+    ),
     "data.train.*.source": Alias("", 'write type = "huggingface" and id = "…", or path = "…" for files'),
     "data.configs": Alias("data.train", "each of them is one [[data.train]], with name, path and weight"),
     "data.components": Alias("data.train", "each of them is one [[data.train]], with name, path and weight"),
@@ -84,7 +87,7 @@ DIFFERENT = {
     "max_steps_per_epoch": Alias("train.steps", "the length of the run is in [train]: steps, epochs or tokens"),
     "tokenizer_type": Alias("tokenizer.path", "the files there say what kind of tokenizer it is"),
     "special_tokens": Alias(
-        "tokenizer.new_tokens", "a list of new ones; those that the tokenizer has are in its files"
+        "", "leave it out: the tokenizer's files name them, and padding needs none; new ones are listed in new_tokens"
     ),
     "drop_last": Alias("", "every batch is full: examples of several epochs share a batch where they have to"),
     "shuffle_dataset": Alias("data.shuffle", 'write shuffle = "full" or false'),
@@ -132,7 +135,8 @@ DIFFERENT = {
     # the learning rate
     "decay_lr": Alias("schedule.type", 'write type = "cosine", or "constant" for no decay'),
     "lr_decay_iters": Alias(
-        "schedule.type", "a schedule ends with the run; wsd has decay, the length of the last phase"
+        "",
+        "leave it out: the learning rate of a schedule decays until train.steps; wsd has decay, its last phase",
     ),
     "min_lr_ratio": Alias("schedule.min_ratio"),
     "min_lr_rate": Alias("schedule.min_ratio"),
@@ -197,10 +201,13 @@ DIFFERENT = {
     "message_field_content": Alias("data.train", "messages have role and content, or from and value"),
     "message_property_mappings": Alias("data.train", "messages have role and content, or from and value"),
     "chat_template": Alias("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
-    "template": Alias("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
+    "template": Alias(
+        "", 'write document = { type = "chat" } in [[data.train]]; without template = "FILE" it is the tokenizer\'s own'
+    ),
     "train_on_inputs": Alias(
         "",
-        'only answers are learned; for all, write document = { type = "chat", learn = "all" } in [[data.train]]',
+        'leave it out: of documents of type "chat" and "prompt" only answers are learned; to learn all of a chat, write'
+        ' document = { type = "chat", learn = "all" } in [[data.train]]',
     ),
     "stage": Alias("task.type", 'write [task] with type = "causal-lm", "sft", "reward", "preference" or "kto"'),
     "rl": Alias("task.type", 'write [task] with type = "preference" or "kto"'),

@@ -104,7 +104,7 @@ SECTION_ALIASES: dict[str, dict[str, str]] = {
         "schedule": {"type": "name kind class algorithm schedule"},
         "average": {"type": "name kind class algorithm"},
         "data.train.*": {"path": "file files url urls glob data_files filename"},
-        "sample": {"every": _EVERY, "max_tokens": "length max_length"},
+        "sample": {"prompts": "start prompt", "every": _EVERY, "max_tokens": "length max_length"},
         "statistics": {"every": _EVERY},
         "checkpoint": {"keep_every": _EVERY, "every_minutes": "minutes interval_minutes every_min"},
         "export": {"every": _EVERY},

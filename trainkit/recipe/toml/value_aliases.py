@@ -106,7 +106,10 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     ),
     "train.batch_size": {"auto": 'write a number; micro_batch_size = "auto" finds what fits the memory'},
     "parallel.fsdp": dict.fromkeys(
-        ("full_shard", "shard_grad_op", "hybrid_shard", "zero2", "zero3", "auto", "full"),
+        (
+            *("full_shard", "shard_grad_op", "hybrid_shard", "zero2", "zero3", "auto", "full"),
+            *("full_shard auto_wrap", "shard_grad_op auto_wrap", "full_shard auto_wrap offload"),
+        ),
         "write a number of devices, such as fsdp = 4",
     ),
     "parallel.data": dict.fromkeys(("ddp", "dp"), "write a number of devices, such as data = 4"),
