@@ -84,7 +84,7 @@ ALL = {
     ),
     "llama-factory": (
         Wrong("", 'model_name_or_path = "meta-llama/Llama-3.2-1B"', "model.pretrained"),
-        Wrong("", 'stage = "sft"', "[task] with type"),
+        Wrong("", 'stage = "sft"', "task.type"),
         Wrong("", 'finetuning_type = "lora"', "[adapter]"),
         Wrong("data", "cutoff_len = 2048", "sequence_length"),
         Wrong("adapter", 'targets = "all"', '"all-linear"'),

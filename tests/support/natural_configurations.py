@@ -20,10 +20,15 @@ ALL = {
     ),
     "Levanter": (
         ("track", 'type = "wandb"', r"wandb = true"),
+        ("checkpoint", 'save_interval = "30m"', r"every_minutes here; write .*every_minutes = 30"),
         ("track", 'tags = ["openwebtext", "gpt2"]', r"run\.name.*track\.experiment"),
     ),
     "torchtune": (("adapter", 'type = "dora"', r'variant = "dora"'),),
-    "LLaMA-Factory": (("train", "epochs = -1", r"leave epochs out"),),
+    "LLaMA-Factory": (
+        ("train", "epochs = -1", r"leave epochs out"),
+        ("sample", "do_sample = true", r"^leave it out: tokens are drawn"),
+        ("", 'stage = "dpo"', r'called task\.type here; did you mean "preference"'),
+    ),
     "nanoGPT": (
         ("schedule", 'schedule = "cosine"', r"\btype\b"),
         ("schedule", "lr_decay_iters = 1000", r"^leave it out: .* until train\.steps"),

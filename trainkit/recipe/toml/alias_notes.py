@@ -158,11 +158,12 @@ DIFFERENT = {
         "what the run resumes from is saved by the clock; keep_every = 1000 keeps those of every 1000th step",
     ),
     "saves_per_epoch": Alias("checkpoint.keep_every", "keep_every counts steps"),
-    "save_interval": Alias(
-        "checkpoint.every_minutes", "write every_minutes = 10; keep_every = 1000 keeps those of every 1000th step"
-    ),
+    "save_interval": Alias("checkpoint.every_minutes"),
     "save_every": Alias("checkpoint.keep_every", "keep_every counts steps"),
-    "always_save_checkpoint": Alias("checkpoint.every_minutes", "checkpoints are saved by the clock and at the end"),
+    "always_save_checkpoint": Alias(
+        "checkpoint.best", "the newest are always saved, by checkpoint.every_minutes; best keeps the best one, too"
+    ),
+    "do_sample": Alias("", "leave it out: tokens are drawn; temperature = 0 takes the likeliest one"),
     "load_best_model_at_end": Alias(
         "checkpoint.best", 'write best = { metric = "validation/held-out/loss", mode = "min" }: RUN/best names it'
     ),
@@ -209,7 +210,7 @@ DIFFERENT = {
         'leave it out: of documents of type "chat" and "prompt" only answers are learned; to learn all of a chat, write'
         ' document = { type = "chat", learn = "all" } in [[data.train]]',
     ),
-    "stage": Alias("task.type", 'write [task] with type = "causal-lm", "sft", "reward", "preference" or "kto"'),
+    "stage": Alias("task.type"),
     "rl": Alias("task.type", 'write [task] with type = "preference" or "kto"'),
     "pref_beta": Alias("task.beta"),
     "pref_loss": Alias("task.loss"),
