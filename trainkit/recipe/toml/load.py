@@ -126,8 +126,9 @@ def _check(
         except TrainkitError as error:
             from trainkit.recipe.toml.diagnosis import diagnose_others
 
-            found, name = diagnose_others, as_shown(path)
-            raise found(error, layer.table, "model", origin=layer.origin, name=name, language=language) from error
+            raise diagnose_others(
+                error, layer.table, "model", origin=layer.origin, name=as_shown(path), language=language
+            ) from error
     if look_up_adapter is not None:
         layer = put_below(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
