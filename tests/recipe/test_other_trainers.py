@@ -103,6 +103,32 @@ ALL = {
         Wrong("", "compile = true", "leave it out"),
         Wrong("", 'model = "gpt2"', 'pretrained = "gpt2"'),
     ),
+    # where the value, or another key, decides what to write
+    "by value": (
+        Wrong("optimizer", "beta1 = 0.8\nbeta2 = 0.99", "betas = [0.8, 0.99] in [optimizer]"),
+        Wrong("optimizer", "adam_beta2 = 0.98", "betas = [0.9, 0.98] in [optimizer]"),
+        Wrong("optimizer", 'type = "muon"\nadam_beta2 = 0.98', "betas = [0.9, 0.98] in [optimizer.adamw]"),
+        Wrong("optimizer", 'type = "sgd"\nbeta1 = 0.9', 'type = "sgd" has momentum'),
+        Wrong(
+            "optimizer",
+            "learning_rate = 2e-3\nmin_lr = 1e-4",
+            "schedule.min_ratio here, a share of the learning rate: min_ratio = 0.05",
+        ),
+        Wrong("", "min_lr = 1.0", "it is called schedule.min_ratio"),
+        Wrong("train", "micro_batch_size = 2\ngradient_accumulation_steps = 4", "batch_size = 8 in [train]"),
+        Wrong("train", "per_device_train_batch_size = 8", "a whole step: 8 with one device"),
+        Wrong("train", "gradient_checkpointing = false", "leave it out"),
+        Wrong("", "decay_lr = false", 'type = "constant"'),
+        Wrong("", "sample_packing = false", "leave it out"),
+        Wrong("", "eval_strategy = 'no'", "leave it out"),
+        Wrong("", "evaluation_strategy = 'epoch'", "the steps of an epoch"),
+        Wrong("train", "eval_steps = 50\neval_strategy = 'steps'", "every = 50"),
+        Wrong("", "wandb_project = 'mine'", '[track.wandb] with project = "mine"'),
+        Wrong("", 'dataset = "tatsu-lab/alpaca"', 'id = "tatsu-lab/alpaca"'),
+        Wrong("", 'train_file = "a.jsonl.gz"', '[[data.train]] with path = "a.jsonl.gz"'),
+        Wrong("", 'validation_file = "./a"', '[[data.validation]] with path = "./a"'),
+        Wrong("optimizer", "decay = 0.1", "schedule.decay"),
+    ),
     # what people write whatever they used before
     "everybody": (
         Wrong("train", "STEPS = 20", "steps"),

@@ -134,7 +134,7 @@ TORCHTUNE = (
     ("checkpoint", 'checkpoint_files = ["model.safetensors"]', r"model\.pretrained"),
     ("checkpoint", 'output_dir = "/tmp/out"', r"run\.directory"),
     ("checkpoint", 'model_type = "LLAMA3_2"', r"model\.type"),
-    ("data.train", 'path = "a.jsonl"\npacked = false', r"data\.encoding"),
+    ("data.train", 'path = "a.jsonl"\npacked = false', r"leave it out"),
     ("data.train", 'path = "a.jsonl"\ntrain_on_input = true', r"learn|document"),
     ("data.train", 'path = "a.jsonl"\ncolumn_map = { input = "prompt", output = "response" }', r"document|text_key"),
     ("data.train", 'path = "a.jsonl"\nnew_system_prompt = "You are helpful"', r"document|template"),

@@ -118,7 +118,7 @@ def _hint_of_option(option: str, given: list[str]) -> str:
     if meant.key is None or at is None or len(meant.key) < 2:
         return ""
     following = given[at + 1] if at + 1 < len(given) and not given[at + 1].startswith("--") else "true"
-    if not meant.is_same:
+    if meant.note:
         return f"to override a value: --set KEY=VALUE; {meant.hint}"
     setting = f"{dotted_key(meant.key)}={given[at].partition('=')[2] or following}"
     return f"to override a value: --set {shlex.quote(setting)}"

@@ -69,7 +69,7 @@ DIFFERENT = {
     "checkpoint_dir": Alias(
         "model.pretrained", "it names what a run begins with; its own checkpoints are in the run's directory"
     ),
-    "trust_remote_code": Alias("", "code that comes with a checkpoint is never run"),
+    "trust_remote_code": Alias("", "leave it out: code that comes with a checkpoint is never run"),
     "train_file": Alias("data.train", 'write [[data.train]] with path = "…"'),
     "validation_file": Alias("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_name": Alias("data.train", 'write [[data.train]] with type = "huggingface" and id = "…"'),
@@ -232,5 +232,13 @@ DIFFERENT = {
     "adapter.bias": Alias("", "leave it out: an adapter trains no biases"),
     "track.type": Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
     "track.tags": Alias("run.name", "a run has no tags; track.experiment groups runs in Aim"),
+    "optimizer.decay": Alias(
+        "schedule.decay", 'of type = "wsd": a whole number is steps, one below 1 a share of the run'
+    ),
+    "weight_decay_lr_schedule": Alias(
+        "", "leave it out: weight decay follows the learning rate; weight_decay in [schedules] gives it its own course"
+    ),
+    "sample.num_samples": Alias("", "leave it out: each text in prompts is continued once; repeat one to see more"),
+    "tokenizer._component_": Alias("", "leave it out: a tokenizer has only a path, and the files there say its kind"),
     "bias": Alias("", 'leave it out: model.type decides; "gpt2" has biases, "mpt" has none'),
 }

@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import MissingKey, with_tuples
+from trainkit.recipe.toml.alias_by_value import hint_by_value
+from trainkit.recipe.toml.aliases import ALIASES
 from trainkit.recipe.toml.components import component_hint
 from trainkit.recipe.toml.corrections import correction, fit_score, short, word_for
 from trainkit.recipe.toml.describe import describe
@@ -38,6 +40,7 @@ from trainkit.recipe.toml.schema import (
     types_of,
 )
 from trainkit.recipe.toml.suggestions import Meant, suggest
+from trainkit.recipe.toml.value_aliases import pattern_of
 from trainkit.recipe.toml.values import toml_value
 
 #: Largest number of validations; each finds what earlier mistakes hid.
@@ -78,7 +81,7 @@ def diagnose(
         language: the class that validated `values`.
     """
     count = error.error_count()
-    mistakes = _Search(Repaired(deepcopy(values), origin, language)).all(error)
+    mistakes = _Search(values, origin, language).all(error)
     errors = [TrainkitError(mistake.problem, where=mistake.place, hint=mistake.hint) for mistake in mistakes]
     return _together(errors, count=count, name=name)
 
@@ -97,7 +100,7 @@ def diagnose_others(
     Contradictions between sections are not among them: they may depend on what this one would be.
     """
     others = {key: value for key, value in values.items() if key != section}
-    search = _Search(Repaired(deepcopy(others), origin, language))
+    search = _Search(others, origin, language)
     try:
         language.model_validate(with_tuples(others))
     except ValidationError as found:
@@ -122,8 +125,9 @@ def _together(errors: list[TrainkitError], *, count: int, name: str) -> Trainkit
 class _Search:
     """Collects mistakes while it repairs the values."""
 
-    def __init__(self, values: Repaired) -> None:
-        self.values = values
+    def __init__(self, values: dict[str, Any], origin: Callable[[Key], Origin], language: type[Recipe]) -> None:
+        self.written = values
+        self.values = Repaired(deepcopy(values), origin, language)
         self.found: dict[Key | str, Mistake] = {}
 
     def all(self, error: ValidationError) -> list[Mistake]:
@@ -162,6 +166,8 @@ class _Search:
         other = self._of_another_type(section, name)
         other = other or component_hint(key, value, self.values.node(section))
         meant = Meant(other) if other else suggest(name, section, known, self.values.language)
+        if meant.note and (hint := hint_by_value(name, value, self.written, meant.note)):
+            meant = meant._replace(hint=hint)
         if isinstance(value, dict) and meant.key and meant.key[-1] == "type":
             meant = Meant(f"it is called [{dotted_key(meant.key[:-1])}] here", meant.key[:-1])
         elif isinstance(value, dict) and not meant.hint and section and value.keys() & known.keys():
@@ -175,11 +181,11 @@ class _Search:
         self.found[key] = Mistake(self.values.where(key), problem, hint)
         get(self.values.data, section).pop(name)
         if meant.key and not corrected:
-            self.values.move(self.values.as_written(key), meant.key, value, is_same=meant.is_same)
+            self.values.move(self.values.as_written(key), meant.key, value, is_same=not meant.note)
 
     def _corrected(self, key: Key, value: Any, meant: Meant) -> str:
         """Return how to write the value of an unknown key for the key that is meant; empty if it need not change."""
-        node = self.values.node(meant.key) if meant.key and meant.is_same else None
+        node = self.values.node(meant.key) if meant.key and not meant.note else None
         if meant.key is None or node is None or isinstance(value, dict) or accepts(node, value):
             return ""
         around = self.values.node(meant.key[:-1]) if meant.key[-1] == "type" else None
@@ -191,6 +197,8 @@ class _Search:
 
     def _of_another_type(self, section: Key, name: str) -> str:
         node = self.values.node(section)
+        if pattern_of((*section, name)) in ALIASES:
+            return ""  # other trainers mean something else by it
         having = [kind for kind in types_of(node) if name in keys_of(node, {"type": kind})] if node else []
         if not having:
             return ""
@@ -273,7 +281,10 @@ class _Search:
             return
         # the place is that of the first key that the message names
         paths = [(*key, name) for name in value if name in words]
-        whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
+        whole = [
+            tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+            for name in re.findall(r"\w+(?:\.\w+)+", message)
+        ]
         if existing := [path for path in whole if get(self.values.data, path, NOTHING) is not NOTHING]:
             if any(known[: len(existing[0])] == existing[0] for known in self.values.repaired):
                 return
@@ -287,7 +298,3 @@ class _Search:
             named[0] if named else key
         )
         self.found[message] = Mistake(self.values.where(named[0] if named else key), problem)
-
-
-def _part(name: str) -> str | int:
-    return int(name) if name.isdecimal() else name

@@ -27,8 +27,8 @@ class Meant(NamedTuple):
     """What to write instead."""
     key: Key | None = None
     """The key that is meant, if there is only one."""
-    is_same: bool = True
-    """Whether its values mean the same there."""
+    note: str = ""
+    """How it differs, which is a part of the hint; empty if its values mean the same there."""
 
 
 def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[Recipe] = Recipe) -> Meant:
@@ -106,7 +106,7 @@ def _suggest_alias(alias: Alias, section: Key) -> Meant:
     if alias.key and target[:-1] == section:
         called = f"it is called {target[-1]} here"
     hint = "; ".join(part for part in (called, alias.note) if part)
-    return Meant(hint, target if alias.key else None, is_same=not alias.note)
+    return Meant(hint, target if alias.key else None, alias.note)
 
 
 def squeeze(name: str) -> str:
