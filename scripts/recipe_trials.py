@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 #: Seconds of CPU time for two steps, and of any time, after which the stacks of all threads are printed.
-PROCESSOR, SMOKE = 120, 600
+PROCESSOR, SMOKE = 600, 900
 #: The code of a run that took too long.
 TOO_LONG = 124
 #: What a run imports; none of it opens a device or starts a thread.
