@@ -99,7 +99,7 @@ ALL = {
         Wrong("optimizer", "beta2 = 0.99", "betas"),
         Wrong("", 'init_from = "gpt2"', "model.pretrained"),
         Wrong("evaluate", "eval_iters = 200", "max_batches"),
-        Wrong("", "wandb_log = true", "[track.wandb]"),
+        Wrong("", "wandb_log = true", "[track] with wandb = true"),
         Wrong("", "compile = true", "leave it out"),
         Wrong("", 'model = "gpt2"', 'pretrained = "gpt2"'),
     ),
@@ -115,8 +115,10 @@ ALL = {
             "schedule.min_ratio here, a share of the learning rate: min_ratio = 0.05",
         ),
         Wrong("", "min_lr = 1.0", "it is called schedule.min_ratio"),
-        Wrong("train", "micro_batch_size = 2\ngradient_accumulation_steps = 4", "batch_size = 8 in [train]"),
-        Wrong("train", "per_device_train_batch_size = 8", "a whole step: 8 with one device"),
+        Wrong(
+            "train", "micro_batch_size = 2\ngradient_accumulation_steps = 4", "batch_size = 8 and micro_batch_size = 2"
+        ),
+        Wrong("train", "per_device_train_batch_size = 8", "that of a whole step: 8 with one device"),
         Wrong("train", "gradient_checkpointing = false", "leave it out"),
         Wrong("", "decay_lr = false", 'type = "constant"'),
         Wrong("", "sample_packing = false", "leave it out"),
@@ -128,6 +130,19 @@ ALL = {
         Wrong("", 'train_file = "a.jsonl.gz"', '[[data.train]] with path = "a.jsonl.gz"'),
         Wrong("", 'validation_file = "./a"', '[[data.validation]] with path = "./a"'),
         Wrong("optimizer", "decay = 0.1", "schedule.decay"),
+        Wrong("checkpoint", "load_best_model_at_end = true", 'metric = "validation/held-out/loss" and mode = "min"'),
+        Wrong("evaluate", 'metric_for_best_model = "eval_f1"', 'held-out/f1" and mode = "max"'),
+        Wrong("track", 'report_to = "tensorboard"', "[track] with tensorboard = true"),
+        Wrong("track", 'project = "x"\ntype = "wandb"', '[track.wandb] with project = "x"'),
+        Wrong("train", "report_to = ['none']", "leave it out"),
+        Wrong("checkpoint", "keep = [{ every = 1000 }]", "keep_every = 1000"),
+        Wrong("adapter", 'finetuning_type = "lora"', "leave it out"),
+        Wrong("adapter", 'target_modules = ["q_proj", "v_proj"]', 'targets = ["query", "value"]'),
+        Wrong("", 'device = "cpu"', 'platform = "cpu"'),
+        Wrong("track", "wandb_log = True", "wandb_log: write [track] with wandb = true"),
+        Wrong("task", 'stage = "sft"', 'write type = "sft"'),
+        Wrong("data", 'train_urls = ["gs://a/b.jsonl"]', '[[data.train]] with path = ["gs://a/b.jsonl"]'),
+        Wrong("data", "max_samples = 1000", "limit in [[data.train]]"),
     ),
     # what people write whatever they used before
     "everybody": (
@@ -227,6 +242,26 @@ def test_lines_that_another_trainer_publishes_are_answered_with_what_to_write(
         for wrong, hint in hints.items()
         if not re.search(wrong.hint, hint) or hint.startswith("allowed here")
     }
+
+
+def test_a_table_whose_keys_all_belong_elsewhere_is_no_mistake_beside_them(tmp_path: Path) -> None:
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, f'{TEXT}\n[trainer]\nmp = "p=f32,c=bfloat16"\n'))
+    assert "mp = " in str(raised.value) and "no such section" not in str(raised.value)
+
+
+def test_what_a_checkpoint_brings_is_not_missing_where_its_key_has_another_name(tmp_path: Path) -> None:
+    parts = [part for part in TEXT.split("\n\n") if not part.startswith(("[model]", "[tokenizer]"))]
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, "\n\n".join([parts[0], 'base_model = "gpt2"', *parts[1:]])))
+    assert "it is called model.pretrained" in str(raised.value) and "missing" not in str(raised.value)
+
+
+def test_what_a_hint_says_to_write_is_not_called_missing(tmp_path: Path) -> None:
+    text = changed(('type = "python-stdlib"', 'source = "a/b"')).replace("[[data.train]]", "[dataset]")
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, text))
+    assert 'id = "a/b"' in str(raised.value) and "missing" not in str(raised.value)
 
 
 def test_there_are_enough_of_each_trainer() -> None:

@@ -6,21 +6,24 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainkit.recipe.toml.positions import Key
 from trainkit.recipe.toml.schema import keys_of, root
+from trainkit.recipe.toml.value_aliases import VALUES, pattern_of
 from trainkit.recipe.toml.values import toml_value
 
 #: Returns what to write instead of a key, from its value and all values of the recipe; empty if they do not decide it.
 _Rule = Callable[[Any, dict[str, Any]], str]
 
 
-def hint_by_value(name: str, value: Any, values: dict[str, Any], note: str) -> str:
+def hint_by_value(key: Key, value: Any, values: dict[str, Any], note: str) -> str:
     """Return what to write instead of a key of another trainer; empty if its value makes no difference.
 
     Args:
         values: of the whole recipe.
         note: what is written about the key whatever its value is.
     """
-    if rule := _RULES.get(name.strip().lower().replace("-", "_")):
+    name = str(key[-1]).strip().lower().replace("-", "_")
+    if rule := _RULES.get(pattern_of((*key[:-1], name))) or _RULES.get(name):
         return rule(value, values)
     is_off = value is False and note.startswith("write ") and name not in _OFF_MEANS_MORE
     return "leave it out: it is off unless a recipe asks for it" if is_off else ""
@@ -53,12 +56,18 @@ def _rounded(number: float) -> str:
 
 
 def _accumulation(value: Any, values: dict[str, Any]) -> str:
-    per_pass = _number(values, _PER_PASS)
-    if type(value) is not int or type(per_pass) is not int:
+    per_pass, whole = _number(values, _PER_PASS), _number(values, ("batch_size",))
+    if type(value) is not int or value < 1:
+        return ""
+    if type(per_pass) is int:
+        whole = per_pass * value
+    elif type(whole) is int and whole % value == 0:
+        per_pass = whole // value
+    else:
         return ""
     return (
-        "it is no key: it follows from batch_size / (micro_batch_size x devices); for one device write "
-        f"micro_batch_size = {per_pass} and batch_size = {per_pass * value} in [train]"
+        "no key: it follows from train.batch_size / (train.micro_batch_size x devices); with one device these are "
+        f"batch_size = {whole} and micro_batch_size = {per_pass}"
     )
 
 
@@ -67,8 +76,8 @@ def _per_device(value: Any, values: dict[str, Any]) -> str:
     if type(value) is not int or type(accumulated) is not int:
         return ""
     return (
-        f"it is called train.micro_batch_size here; train.batch_size is that of a whole step: {value * accumulated} "
-        "with one device, and as much again for each further one"
+        f"it is called train.micro_batch_size here; train.batch_size is global, that of a whole step: "
+        f"{value * accumulated} with one device, and as much again for each further one"
     )
 
 
@@ -90,6 +99,87 @@ def _evaluations(value: Any, values: dict[str, Any]) -> str:
     return f"leave it out, and write every = {every} in [evaluate]" if value == "steps" and every is not None else ""
 
 
+def _kept(value: Any, values: dict[str, Any]) -> str:
+    """Levanter keeps checkpoints by a list of intervals."""
+    every = [entry.get("every") for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    return f"it is called keep_every here: keep_every = {every[-1]}" if every and type(every[-1]) is int else ""
+
+
+def _best(value: Any, values: dict[str, Any]) -> str:
+    metric = value.removeprefix("eval_") if _is_short(value) else "loss"
+    mode = "min" if re.search("loss|perplexity|error|wer", metric) else "max"
+    chosen = _validation_set(values)
+    name = f"validation/{chosen or 'held-out'}/{metric}"
+    needed = "" if chosen else "; it needs data.held_out or [[data.validation]]"
+    written = f"write [checkpoint.best] with metric = {toml_value(name)} and mode = {toml_value(mode)}"
+    return f"{written}: RUN/best names it{needed}"
+
+
+def _validation_set(values: dict[str, Any]) -> str:
+    """Return the name of the first validation set; empty if there is none."""
+    data = values.get("data")
+    data = data if isinstance(data, dict) else {}
+    sets = data.get("validation")
+    if not isinstance(sets, list) or not sets:
+        return "held-out" if data.get("held_out") else ""
+    name = sets[0].get("name") if isinstance(sets[0], dict) else None
+    return str(name) if _is_short(name) else "validation" if len(sets) == 1 else "validation-0"
+
+
+def _tracker(value: Any, values: dict[str, Any]) -> str:
+    words = " ".join(map(str, value if isinstance(value, list) else [value])).lower()
+    if words in ("none", "", "no", "false"):
+        return "leave it out: a run is written to no tracker that [track] does not name"
+    if "wandb" in words:
+        return _wandb(True, values)
+    name = next((name for name in ("tensorboard", "aim") if name in words), "")
+    return f"write [track] with {name} = true" if name else ""
+
+
+def _kept_always(value: Any, values: dict[str, Any]) -> str:
+    said = (
+        "leave it out: the newest are always saved, by checkpoint.every_minutes, and no other is unless a key says so"
+    )
+    return said if value is False else ""
+
+
+def _wandb(value: Any, values: dict[str, Any]) -> str:
+    if value is False:
+        return "leave it out: a run is written to no tracker that [track] does not name"
+    project = next((inner for name, inner in _leaves(values) if name in ("project", "wandb_project")), None)
+    written = (
+        f"[track.wandb] with project = {toml_value(project)}" if _is_short(project) else "[track] with wandb = true"
+    )
+    return f"write {written}"
+
+
+def _platform(value: Any, values: dict[str, Any]) -> str:
+    kind = VALUES["parallel.platform"].get(value, value) if isinstance(value, str) else ""
+    known = kind in ("cpu", "gpu", "tpu")
+    return f"it is called parallel.platform here; write platform = {toml_value(kind)}" if known else ""
+
+
+def _targets(value: Any, values: dict[str, Any]) -> str:
+    names = value if isinstance(value, list) else [value]
+    layers = [_LAYERS.get(name, "") if isinstance(name, str) else "" for name in names]
+    return (
+        f"write adapter.targets: targets = {toml_value(list(dict.fromkeys(layers)))}" if layers and all(layers) else ""
+    )
+
+
+def _adapted(value: Any, values: dict[str, Any]) -> str:
+    if value == "lora":
+        has_adapter = isinstance(values.get("adapter"), dict)
+        return "leave it out: a recipe with [adapter] trains LoRA" if has_adapter else "write [adapter] with rank = 16"
+    return "leave it out, and [adapter] too: a recipe without it trains the whole model" if value == "full" else ""
+
+
+def _hub_data(value: Any, values: dict[str, Any]) -> str:
+    if value in ("json", "csv", "text", "parquet", "arrow"):
+        return "leave it out, and write path with the name of the file: its ending says what it is"
+    return f'write type = "huggingface" and id = {toml_value(value)}' if _is_short(value) else ""
+
+
 def _in_table(header: str, key: str) -> _Rule:
     """Return the rule that the value belongs to a key of a table."""
 
@@ -103,12 +193,11 @@ def _source(header: str) -> _Rule:
     """Return the rule that the value names the documents of a table: files, or a data set of the Hugging Face Hub."""
 
     def rule(value: Any, values: dict[str, Any]) -> str:
-        if not _is_short(value):
+        first = value[0] if isinstance(value, list) and value else value
+        if not _is_short(first) or len(toml_value(value)) > 200:
             return ""
-        is_file = value.startswith((".", "/", "~")) or re.search(
-            r"[.](jsonl?|txt|csv|parquet|arrow)([.]\w+)?$|[*]", value
-        )
-        said = f"path = {toml_value(value)}" if is_file else f'type = "huggingface" and id = {toml_value(value)}'
+        is_file = first.startswith((".", "/", "~")) or _FILE.search(first)
+        said = f"path = {toml_value(value)}" if is_file else f'type = "huggingface" and id = {toml_value(first)}'
         return f"write {header} with {said}"
 
     return rule
@@ -142,11 +231,27 @@ _NAMES: dict[str, _Rule] = {
     "per_device_train_batch_size per_gpu_train_batch_size": _per_device,
     "gradient_checkpointing enable_activation_checkpointing activation_checkpointing": _recomputing,
     "decay_lr": _decay,
+    "keep": _kept,
+    "always_save_checkpoint": _kept_always,
+    "load_best_model_at_end metric_for_best_model greater_is_better": _best,
+    "report_to log_with track.type track.backend track._component_": _tracker,
+    "wandb_log use_wandb": _wandb,
+    "device": _platform,
+    "target_modules lora_target_modules lora_target lora_attn_modules": _targets,
+    "finetuning_type": _adapted,
+    "data.train.*.source": _hub_data,
     "wandb_project": _in_table("[track.wandb]", "project"),
     "wandb_entity": _in_table("[track.wandb]", "entity"),
     "dataset datasets dataset_name pretraining_dataset train_file train_urls": _source("[[data.train]]"),
     "eval_dataset test_datasets validation_file validation_urls": _source("[[data.validation]]"),
     "eval_strategy evaluation_strategy": _evaluations,
+}
+_FILE = re.compile(r"[.](jsonl?|txt|csv|parquet|arrow)([.]\w+)?$|[*]|^\w+://")
+#: What transformers and torchtune call the linear layers of a block.
+_LAYERS = {
+    **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "output_proj": "output"},
+    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w2": "down", "w3": "up"},
+    **{"c_attn": "qkv", "c_fc": "mlp_in", "c_proj": "output", "Wqkv": "qkv", "out_proj": "output"},
 }
 #: Options whose `false` is more than leaving them out.
 _OFF_MEANS_MORE = ("enable_thinking", "tf32")

@@ -14,6 +14,7 @@ class Alias:
 
 
 _TARGETS = "layers are query, key, value, output, gate, up, down; in GPT-2 and MPT qkv, output, mlp_in, mlp_out"
+_TRACKERS = Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true")
 DIFFERENT = {
     "per_device_train_batch_size": Alias(
         "train.batch_size",
@@ -43,9 +44,9 @@ DIFFERENT = {
     "load_in_8bit": Alias("adapter.base", 'a base can be in 4 bits, but not in 8: base = "nf4"'),
     "bnb_4bit_quant_type": Alias("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
     "bnb_4bit_use_double_quant": Alias("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
-    "logging_steps": Alias("", "every step is logged"),
-    "log_interval": Alias("", "every step is logged"),
-    "report_to": Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
+    "logging_steps": Alias("", "leave it out: every step is logged"),
+    "log_interval": Alias("", "leave it out: every step is logged"),
+    "report_to": _TRACKERS,
     "logging_dir": Alias("track.tensorboard", "write tensorboard = true: its files are in the run's directory"),
     "min_lr": Alias("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
     "adam_beta1": Alias("optimizer.betas", "write both in one list: betas = [0.9, 0.95]"),
@@ -157,7 +158,10 @@ DIFFERENT = {
         "checkpoint.every_minutes",
         "what the run resumes from is saved by the clock; keep_every = 1000 keeps those of every 1000th step",
     ),
-    "saves_per_epoch": Alias("checkpoint.keep_every", "keep_every counts steps"),
+    "saves_per_epoch": Alias(
+        "checkpoint.keep_every",
+        "keep_every counts steps; what the run resumes from is saved by checkpoint.every_minutes",
+    ),
     "save_interval": Alias("checkpoint.every_minutes"),
     "save_every": Alias("checkpoint.keep_every", "keep_every counts steps"),
     "always_save_checkpoint": Alias(
@@ -177,7 +181,7 @@ DIFFERENT = {
     "log_every_n_steps": Alias("", "leave it out: every step is logged"),
     "log_every": Alias("", "leave it out: every step is logged"),
     "plot_loss": Alias("", "leave it out: trainkit watch RUN draws the losses"),
-    "track.backend": Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
+    "track.backend": _TRACKERS,
     "wandb_log": Alias("track.wandb", "write [track.wandb] with project"),
     "wandb_project": Alias("track.wandb", "write [track.wandb] with project"),
     "use_wandb": Alias("track.wandb", "write [track.wandb] with project"),
@@ -203,8 +207,12 @@ DIFFERENT = {
     "message_property_mappings": Alias("data.train", "messages have role and content, or from and value"),
     "chat_template": Alias("data.train", 'write document = { type = "chat", template = "…" } in [[data.train]]'),
     "template": Alias(
-        "", 'write document = { type = "chat" } in [[data.train]]; without template = "FILE" it is the tokenizer\'s own'
+        "",
+        'leave it out: templates have no names here; documents of type "chat" are written by that of the tokenizer, or '
+        'of their key template = "FILE"',
     ),
+    "checkpoint.keep": Alias("checkpoint.keep_every", "it is a number of steps, or a list of steps"),
+    "track._component_": _TRACKERS,
     "train_on_inputs": Alias(
         "",
         'leave it out: of documents of type "chat" and "prompt" only answers are learned; to learn all of a chat, write'
@@ -230,10 +238,12 @@ DIFFERENT = {
         "", 'the type of a table chooses what it is, such as type = "llama" in [model]; a tokenizer has a path'
     ),
     "adapter.bias": Alias("", "leave it out: an adapter trains no biases"),
-    "track.type": Alias("track", "write [track] with wandb = true, tensorboard = true or aim = true"),
-    "track.tags": Alias("run.name", "a run has no tags; track.experiment groups runs in Aim"),
+    "track.type": _TRACKERS,
+    "track.tags": Alias(
+        "", "leave it out: a run has no tags; run.name names it, and track.experiment groups runs in Aim"
+    ),
     "optimizer.decay": Alias(
-        "schedule.decay", 'of type = "wsd": a whole number is steps, one below 1 a share of the run'
+        "", 'it is called schedule.decay here, of type = "wsd": a whole number is steps, one below 1 a share of the run'
     ),
     "weight_decay_lr_schedule": Alias(
         "", "leave it out: weight decay follows the learning rate; weight_decay in [schedules] gives it its own course"

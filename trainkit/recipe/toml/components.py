@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainkit.recipe.toml.positions import Key, dotted_key
-from trainkit.recipe.toml.schema import Node, keys_of, types_of
-from trainkit.recipe.toml.value_aliases import VALUES, pattern_of
+from trainkit.recipe.toml.positions import Key
+from trainkit.recipe.toml.schema import Node, types_of
+from trainkit.recipe.toml.value_aliases import VALUE_HINTS, VALUES, pattern_of
 from trainkit.recipe.toml.values import toml_value
 
 #: Keys whose value is a class or function, of torchtune, Hydra, Lightning and others.
@@ -20,11 +20,13 @@ def component_hint(key: Key, value: object, node: Node | None) -> str:
     if key[-1] not in _KEYS or not isinstance(value, str) or node is None:
         return ""
     words = value.lower()
+    known = VALUE_HINTS.get(pattern_of((*key[:-1], "type")), {})
+    if hint := known.get(words.rpartition(".")[2]):
+        return hint
     types = {kind: kind for kind in types_of(node) if kind}
     aliases = {name: kind for name, kind in VALUES.get(pattern_of((*key[:-1], "type")), {}).items() if len(name) > 4}
     # the longest name says most: adamw is no adam
     for name in sorted({**aliases, **types}, key=len, reverse=True):
         if name in words or name.replace("-", "_") in words:
             return f"write type = {toml_value({**aliases, **types}[name])}"
-    switch = next((name for name in keys_of(node) if name in words and key[:-1] == ("track",)), "")
-    return f"write [{dotted_key(key[:-1])}] with {switch} = true" if switch else ""
+    return ""

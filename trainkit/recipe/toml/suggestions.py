@@ -103,8 +103,12 @@ def _suggest_alias(alias: Alias, section: Key) -> Meant:
     if target[:3] == ("data", "train", 0) and section[:1] == ("data",) and len(section) == 3:
         target = (*section, target[-1])  # the same key of this source
     called = f"it is called {alias.key} here" if alias.key else ""
+    if alias.key and target[:3] == ("data", "train", 0) and len(target) > 3:
+        called = f"it is called {target[-1]} in [[data.train]]"
     if alias.key and target[:-1] == section:
         called = f"it is called {target[-1]} here"
+    if target == section:
+        called = ""  # the line is in this section already
     hint = "; ".join(part for part in (called, alias.note) if part)
     return Meant(hint, target if alias.key else None, alias.note)
 

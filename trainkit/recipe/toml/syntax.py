@@ -17,7 +17,7 @@ def syntax_hint(line: str, message: str) -> str:
     if yaml := re.match(r"[\s-]*([\w.-]+)\s*:(?:\s|$)", line):
         return _meant_by_yaml(yaml[1])
     if value.lower() in _TRUTH:
-        return f"write {key} = {str(_TRUTH[value.lower()]).lower()}"
+        return _meant_by_truth(key, _TRUTH[value.lower()])
     if pair and value in ("None", "null", "nil", "~", ""):
         return "leave out a key that has no value"
     if "overwrite" in message or "twice" in message:
@@ -48,6 +48,20 @@ def _number(text: str) -> str:
     found = re.fullmatch(r"([+-]?)(\d*)\.(\d*)((?:[eE][+-]?\d+)?)", text)
     is_odd = found is not None and (found[2] or found[3]) and not (found[2] and found[3])
     return f"{found[1]}{found[2] or 0}.{found[3] or 0}{found[4]}" if found and is_odd else ""
+
+
+def _meant_by_truth(key: str, value: bool) -> str:
+    """Return what to write for a key with `True` or `False`, which other languages have."""
+    from trainkit.recipe.toml.alias_by_value import hint_by_value
+    from trainkit.recipe.toml.aliases import ALIASES
+    from trainkit.recipe.toml.schema import leaves
+    from trainkit.recipe.toml.suggestions import suggest
+
+    said = str(value).lower()
+    if key not in ALIASES or any(path[-1] == key for path in leaves()):
+        return f"write {key} = {said}"
+    meant = suggest(key, (), {})
+    return f"{said} has no capital; {key}: {hint_by_value((key,), value, {}, meant.note) or meant.hint}"
 
 
 def _meant_by_yaml(name: str) -> str:

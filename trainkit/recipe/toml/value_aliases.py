@@ -83,8 +83,8 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
     ),
     "data.train.*.type": dict.fromkeys(
         ("alpaca", "completion", "instruct", "alpaca_dataset", "instruct_dataset", "context_qa", "oasst", "reflection"),
-        'leave it out for files, for data of the hub it is "huggingface", with id in place of path; '
-        'write document = { type = "prompt", prompt = "{instruction}", response = " {output}" }',
+        'leave it out for files; for data of the hub write type = "huggingface", and id in place of path; both have '
+        'document = { type = "prompt", prompt = "{instruction}", response = " {output}" }',
     )
     | dict.fromkeys(
         (
