@@ -336,6 +336,18 @@ def test_a_run_can_begin_with_the_parameters_of_another_one_and_another_optimize
     assert found and any(found in event.get("message", "") for event in read(run))
 
 
+def test_a_resume_that_finds_only_damaged_checkpoints_changes_no_recipe(tmp_path: Path, uninterrupted: Path) -> None:
+    run = copied(uninterrupted, tmp_path)
+    before = (run / "recipe.toml").read_text()
+    for info in store.checkpoints(run):
+        edit_manifest(info.directory, lambda text: text[: len(text) // 2])
+    with pytest.raises(TrainkitError, match="all are damaged: 6, 12, 18, 24"):
+        prepare(
+            run, step=None, overrides=["train.steps=30"], reset_optimizer=False, forget_commands=False, raise_rate=True
+        )
+    assert (run / "recipe.toml").read_text() == before
+
+
 def prepared(run: Path) -> tuple[str, ...]:
     """The lines that `trainkit resume RUN/12` prints before it trains."""
     return prepare(run, step=12, overrides=(), reset_optimizer=False, forget_commands=False, raise_rate=False).notes

@@ -73,16 +73,21 @@ def find(run_directory: Path, step: int) -> Info:
     raise TrainkitError(f"there is no checkpoint of step {step}; there are: {steps}", where=str(run_directory))
 
 
-def checkpoint_of(directory: Path, step: int | None) -> Info:
-    """Return the checkpoint of a run at `step`, or the newest where `step` is None. Raises TrainkitError if missing."""
-    info = newest(directory) if step is None else find(directory, step)
-    if info is None and (damaged := step_directories(directory)):
+def check_readable(directory: Path) -> None:
+    """Raise TrainkitError if a run has checkpoints, and none of them has a readable manifest."""
+    if (damaged := step_directories(directory)) and newest(directory) is None:
         raise TrainkitError(
             f"no checkpoint has a readable manifest; all are damaged: {', '.join(path.name for path in damaged)}",
             where=str(directory),
             hint=f"trainkit verify {as_typed(directory)} says what is wrong with each",
         )
+
+
+def checkpoint_of(directory: Path, step: int | None) -> Info:
+    """Return the checkpoint of a run at `step`, or the newest where `step` is None. Raises TrainkitError if missing."""
+    info = newest(directory) if step is None else find(directory, step)
     if info is None:
+        check_readable(directory)
         raise TrainkitError(
             "the run has no checkpoint yet", where=str(directory), hint=f"trainkit send {as_typed(directory)} save"
         )

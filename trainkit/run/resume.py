@@ -52,6 +52,7 @@ def prepare(
     """
     with disk_errors(directory), hold_lock(directory):
         store.clean(directory)
+        store.check_readable(directory)  # before a changed recipe is put in place
         newest = store.newest(directory)
         info = store.find(directory, step) if step is not None else newest
         check_tokenizer(directory, newest)
