@@ -359,7 +359,6 @@ def test_what_is_no_recipe_file_is_reported_with_those_that_are(tmp_path, monkey
         ("--layers 2", "this is an option of a command"),
         ('layers = "two', "a string is not closed"),
         ('layers = "C:\\new\\x"', "a backslash begins an escape"),
-        ("hidden = 32\nhidden = 33", "given before"),
     ],
 )
 def test_a_syntax_error_shows_the_line_and_what_was_meant(tmp_path, monkeypatch, line, hint):
@@ -376,6 +375,12 @@ def test_a_table_that_is_written_twice_names_both_lines(tmp_path):
     said = wrong(write(tmp_path, text))
     first = line_of(text, "[data.encoding]")
     assert f"sample.toml:{first + 2}: [data.encoding] is written twice: first in line {first}" in said
+
+
+def test_a_key_that_is_written_twice_names_both_lines(tmp_path):
+    text = TEXT.replace("[train]\n", "[train]\nseed = 1\nseed = 2\n")
+    first = line_of(text, "seed = 1")
+    assert f"sample.toml:{first + 1}: seed is written twice: first in line {first}" in wrong(write(tmp_path, text))
 
 
 def test_a_key_of_the_same_name_in_another_section_is_no_first_one(tmp_path):

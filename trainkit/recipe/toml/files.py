@@ -151,7 +151,8 @@ def _not_toml(text: str, error: ValueError | RecursionError, shown: str) -> Trai
         number, column = number - 1, len(lines[number - 2]) + 1
     line = lines[number - 1]
     if (twice := _written_twice(lines, number, error.msg)) is not None:
-        return TrainkitError(twice, where=f"{shown}:{number}", hint="keep one of the two, with the keys of both")
+        hint = "keep one of the two" + (", with the keys of both" if twice.startswith("[") else "")
+        return TrainkitError(twice, where=f"{shown}:{number}", hint=hint)
     begin = max(0, column - LONGEST_LINE // 2) if len(line) > LONGEST_LINE else 0
     part = ("…" if begin else "") + shorten(line[begin:], LONGEST_LINE)
     mark = " " * (column - 1 - begin + (1 if begin else 0))
@@ -160,7 +161,9 @@ def _not_toml(text: str, error: ValueError | RecursionError, shown: str) -> Trai
 
 
 def _written_twice(lines: list[str], number: int, message: str) -> str | None:
-    """Return the problem of a table that the line of a number declares again; None if it does not."""
+    """Return the problem of a table or key that the line of a number gives again; None if it does not."""
+    if message == "Cannot overwrite a value":
+        return _key_written_twice(lines, number)
     named = re.fullmatch(r"Cannot declare \((.*?),?\) twice", message)
     if named is None:
         return None
@@ -175,6 +178,20 @@ def _written_twice(lines: list[str], number: int, message: str) -> str | None:
         if found := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", text):
             current = found[1]
     return f"[{name}] is written twice" + (f": first in line {first}" if first else "")
+
+
+def _key_written_twice(lines: list[str], number: int) -> str | None:
+    """Return the problem of a key that the line of a number gives again in its table; None if it is no plain key."""
+    key = re.match(r"\s*([\w-]+)\s*=", lines[number - 1])
+    if key is None:
+        return None
+    again = re.compile(rf"\s*{re.escape(key[1])}\s*=")
+    for line in range(number - 1, 0, -1):
+        if again.match(lines[line - 1]):
+            return f"{key[1]} is written twice: first in line {line}"
+        if lines[line - 1].lstrip().startswith("["):
+            break
+    return None
 
 
 def _unreadable_value(text: str, error: ValueError, shown: str) -> TrainkitError:

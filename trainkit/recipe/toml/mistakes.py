@@ -34,9 +34,10 @@ from trainkit.recipe.toml.schema import (
     placeholder,
     types_of,
 )
-from trainkit.recipe.toml.suggestions import Meant, suggest
+from trainkit.recipe.toml.suggestions import LONGEST, Meant, suggest
 from trainkit.recipe.toml.value_aliases import pattern_of
 from trainkit.recipe.toml.values import toml_value
+from trainkit.text import shorten
 
 #: Largest number of validations; each finds what earlier mistakes hid.
 LOOKS = 8
@@ -103,7 +104,8 @@ class Search:
         value = get(self.values.data, key)
         known = keys_of(self.values.node(section) or {}, get(self.values.data, section))
         meant = self._meant(key, value, known)
-        said = f"{dotted_key(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted_key(key)}]"
+        written = shorten(dotted_key(key), LONGEST)
+        said = f"{written} = {short(value)}" if not isinstance(value, dict) else f"[{written}]"
         problem = f"{said}{self.values.written_as(key)}: no such {'section' if isinstance(value, dict) else 'key'}"
         corrected = self._corrected(key, value, meant)
         hint = f"{meant.hint}{' ' if meant.hint.endswith('?') else '; '}{corrected}" if corrected else meant.hint

@@ -10,11 +10,11 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, get_args
 
 from trainkit.recipe import Recipe
@@ -217,11 +217,10 @@ def _docstrings(spec: type[Spec]) -> dict[str, str]:
     """Return the docstrings below the fields of a spec and of its bases."""
     found: dict[str, str] = {}
     for base in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
-        if getattr(sys.modules[base.__module__], base.__name__, None) is not base:
+        module = sys.modules[base.__module__]
+        if getattr(module, base.__name__, None) is not base:
             continue  # made by `widen`: it has no source code
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, below in pairwise(definition.body):
+        for field, below in pairwise(_classes_of(module)[base.__name__].body):
             match field, below:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
@@ -229,6 +228,12 @@ def _docstrings(spec: type[Spec]) -> dict[str, str]:
                 ):
                     found[name] = inspect.cleandoc(text)
     return found
+
+
+@cache
+def _classes_of(module: ModuleType) -> dict[str, ast.ClassDef]:
+    """Return the definitions of the classes of a module, by name."""
+    return {node.name: node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)}
 
 
 def _resolve(node: Node) -> Node:

@@ -18,6 +18,8 @@ from trainkit.recipe.toml.value_aliases import pattern_of
 
 #: If a name may stand for more keys than this, none is suggested.
 MOST_NEAR = 3
+#: Characters of the longest name that is compared with keys.
+LONGEST = 200
 
 
 class Meant(NamedTuple):
@@ -33,6 +35,8 @@ class Meant(NamedTuple):
 
 def suggest(name: str, section: Key, known: Mapping[str, Node], language: type[Recipe] = Recipe) -> Meant:
     """Return what is meant by an unknown key of a section, which has the `known` keys, each with its schema."""
+    if len(name) > LONGEST:
+        return Meant()  # comparing it takes seconds, and nobody means it
     if same := [key for key in known if squeeze(key) == squeeze(name)]:
         return Meant(f"did you mean {same[0]}?", (*section, same[0]))
     plain = name.strip().lower().replace("-", "_")
