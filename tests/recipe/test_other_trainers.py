@@ -39,7 +39,7 @@ ALL = {
         Wrong("data", "val_set_size = 0.05", "held_out"),
         Wrong("model", "flash_attention = true", "leave it out"),
         Wrong("", '[[datasets]]\npath = "a.jsonl"\ntype = "alpaca"', "[[data.train]]"),
-        Wrong("", "base_model: NousResearch/Llama-3.2-1B", "model.pretrained"),
+        Wrong("", "base_model: NousResearch/Llama-3.2-1B", "write pretrained = "),
         Wrong("evaluate", "evals_per_epoch = 4", "every"),
         Wrong("optimizer", 'type = "adamw_bnb_8bit"', 'moments = "int8"'),
     ),
@@ -79,7 +79,7 @@ ALL = {
         Wrong("parallel", 'platform = "cuda"', '"gpu"'),
         Wrong("train", "enable_activation_checkpointing = true", 'remat = "blocks"'),
         Wrong("adapter", 'lora_attn_modules = ["q_proj", "v_proj"]', "targets"),
-        Wrong("", "[metric_logger]\nproject = 'x'", "track"),
+        Wrong("metric_logger", "project = 'x'", "track.wandb.project"),
         Wrong("train", "log_every_n_steps = 1", "leave it out"),
     ),
     "llama-factory": (
@@ -97,7 +97,7 @@ ALL = {
         Wrong("", "block_size = 256", "data.sequence_length"),
         Wrong("", "decay_lr = true", "schedule.type"),
         Wrong("optimizer", "beta2 = 0.99", "betas"),
-        Wrong("", 'init_from = "gpt2"', "model.pretrained"),
+        Wrong("", 'init_from = "gpt2"', '[model] with pretrained = "gpt2"'),
         Wrong("evaluate", "eval_iters = 200", "max_batches"),
         Wrong("", "wandb_log = true", "[track] with wandb = true"),
         Wrong("", "compile = true", "leave it out"),
@@ -143,6 +143,29 @@ ALL = {
         Wrong("task", 'stage = "sft"', 'write type = "sft"'),
         Wrong("data", 'train_urls = ["gs://a/b.jsonl"]', '[[data.train]] with path = ["gs://a/b.jsonl"]'),
         Wrong("data", "max_samples = 1000", "limit in [[data.train]]"),
+        Wrong("parallel", "model_axis_size = 2", "fsdp = 2 divides"),
+        Wrong("track", 'tracker = { type = "wandb", project = "x", tags = ["a"] }', '[track.wandb] with project = "x"'),
+        Wrong("train", "clip_grad_norm: null", "write max_grad_norm = 0"),
+        Wrong("train", "clip_grad_norm: 1.0", "write max_grad_norm = 1.0 in [train]"),
+        Wrong("", "base_model: a/b", 'write pretrained = "a/b" in [model]'),
+        Wrong("", "lr_scheduler: cosine", 'write type = "cosine" in [schedule]'),
+        Wrong("", "optimizer: adamw_bnb_8bit", 'write [optimizer] with type = "adamw" and moments = "int8"'),
+        Wrong("", "load_in_4bit: False", "leave it out"),
+        Wrong(
+            "checkpoint", "always_save_checkpoint = false", '[checkpoint.best] with metric = "validation/held-out/loss"'
+        ),
+        Wrong("checkpoint", "always_save_checkpoint = true", "leave it out"),
+        Wrong("data", 'dataset = "shakespeare_char"', 'path = "…", or'),
+        Wrong("data", 'dataset_name = "imdb"', 'id = "imdb"'),
+        Wrong(
+            "train", "batch_size = 12\ngradient_accumulation_steps = 40", "batch_size = 480 and micro_batch_size = 12"
+        ),
+        Wrong("evaluate", "evals_per_epoch = 4", "divided by 4"),
+        Wrong("", 'bf16 = "auto"', 'compute = "auto"'),
+        Wrong("model", 'init_from = "gpt2-xl"', '[model] with pretrained = "gpt2-xl"'),
+        Wrong("model", 'init_from = "scratch"', "random weights"),
+        Wrong("adapter", "apply_lora_to_mlp = true", "leave it out"),
+        Wrong("", 'finetuning_type = "full"', "leave it out: "),
     ),
     # what people write whatever they used before
     "everybody": (

@@ -33,6 +33,6 @@ ALL = {
         ("schedule", 'schedule = "cosine"', r"\btype\b"),
         ("schedule", "lr_decay_iters = 1000", r"^leave it out: .* until train\.steps"),
         ("sample", 'start = "\\n"', r"called prompts"),
-        ("run", 'init_from = "resume"', r"^to resume: trainkit resume"),
+        ("run", 'init_from = "resume"', r"trainkit resume RUN"),
     ),
 }

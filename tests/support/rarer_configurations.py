@@ -220,7 +220,7 @@ LLAMA_FACTORY = (
     ("", 'lr_scheduler_type = "warmup_stable_decay"', r"schedule\.type.*wsd|schedule.*wsd"),
 )
 NANOGPT = (
-    ("", "always_save_checkpoint = False", r"leave it out"),
+    ("", "always_save_checkpoint = False", r"checkpoint\.best"),
     ("", "gradient_accumulation_steps = 5 * 8", r"= 40|micro_batch_size"),
     ("", "meta_vocab_size = 65", r"vocab_size"),
     ("", "vocab_size = 50304", r"vocab_size"),

@@ -133,7 +133,7 @@ TORCHTUNE = (
     ("tokenizer", '_component_ = "torchtune.models.gemma.gemma_tokenizer"', "path"),
     ("dataset", '_component_ = "torchtune.datasets.alpaca_dataset"', "data\\.train"),
     ("model", "lora_attn_modules = ['q_proj', 'k_proj', 'v_proj']", "adapter\\.targets"),
-    ("model", "apply_lora_to_mlp = true", "adapter\\.targets"),
+    ("model", "apply_lora_to_mlp = true", "targets = .all-linear"),
     ("model", "lora_rank = 64", "adapter\\.rank"),
     ("checkpointer", 'checkpoint_dir = "/tmp/gemma-2b/"', "model\\.pretrained"),
     ("optimizer", "lr = 2e-5", "learning_rate"),
@@ -201,7 +201,7 @@ NANOGPT = (
     ("optimizer", "grad_clip = 1.0", "train\\.max_grad_norm"),
     ("", "decay_lr = true", "schedule"),
     ("", "backend = 'nccl'", "leave it out"),
-    ("", "init_from = 'gpt2-xl'", "model\\.pretrained"),
+    ("", "init_from = 'gpt2-xl'", "\\[model\\] with pretrained"),
     ("", "init_from = 'scratch'", "model\\.pretrained"),
     ("", "eval_only = true", "trainkit eval"),
 )

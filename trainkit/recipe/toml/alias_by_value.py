@@ -23,8 +23,9 @@ def hint_by_value(key: Key, value: Any, values: dict[str, Any], note: str) -> st
         note: what is written about the key whatever its value is.
     """
     name = str(key[-1]).strip().lower().replace("-", "_")
-    if rule := _RULES.get(pattern_of((*key[:-1], name))) or _RULES.get(name):
-        return rule(value, values)
+    rule = _RULES.get(pattern_of((*key[:-1], name))) or _RULES.get(name)
+    if rule and (hint := rule(value, values)):
+        return hint
     is_off = value is False and note.startswith("write ") and name not in _OFF_MEANS_MORE
     return "leave it out: it is off unless a recipe asks for it" if is_off else ""
 
@@ -57,18 +58,15 @@ def _rounded(number: float) -> str:
 
 def _accumulation(value: Any, values: dict[str, Any]) -> str:
     per_pass, whole = _number(values, _PER_PASS), _number(values, ("batch_size",))
+    rule = "no key: it follows from train.batch_size / (train.micro_batch_size x devices)"
     if type(value) is not int or value < 1:
         return ""
     if type(per_pass) is int:
-        whole = per_pass * value
-    elif type(whole) is int and whole % value == 0:
-        per_pass = whole // value
-    else:
+        return f"{rule}; with one device these are batch_size = {per_pass * value} and micro_batch_size = {per_pass}"
+    if type(whole) is not int:
         return ""
-    return (
-        "no key: it follows from train.batch_size / (train.micro_batch_size x devices); with one device these are "
-        f"batch_size = {whole} and micro_batch_size = {per_pass}"
-    )
+    said = f"{rule}; if {whole} is for one pass: batch_size = {whole * value} and micro_batch_size = {whole}"
+    return said + (f"; if it is for a step: micro_batch_size = {whole // value}" if whole % value == 0 else "")
 
 
 def _per_device(value: Any, values: dict[str, Any]) -> str:
@@ -137,10 +135,49 @@ def _tracker(value: Any, values: dict[str, Any]) -> str:
 
 
 def _kept_always(value: Any, values: dict[str, Any]) -> str:
-    said = (
-        "leave it out: the newest are always saved, by checkpoint.every_minutes, and no other is unless a key says so"
+    if value is not False:
+        return "leave it out: the newest are always saved, by checkpoint.every_minutes"
+    return (
+        f"the newest are always saved, by checkpoint.every_minutes; to keep the best one, too, {_best(value, values)}"
     )
-    return said if value is False else ""
+
+
+def _divided(value: Any, values: dict[str, Any]) -> str:
+    if type(value) is not int or value < 2:
+        return ""
+    return (
+        f"write parallel.fsdp: fsdp = {value} divides parameters and optimizer over {value} devices; no matrix is split"
+    )
+
+
+def _bfloat16(value: Any, values: dict[str, Any]) -> str:
+    return 'it is called precision.compute here; write compute = "auto", or leave it out' if value == "auto" else ""
+
+
+def _times(key: str) -> _Rule:
+    """Return the rule that the value counts how often something is done in an epoch."""
+
+    def rule(value: Any, values: dict[str, Any]) -> str:
+        share = f", divided by {value}" if type(value) is int and value > 1 else ""
+        return f"write {key}, which counts steps: those of an epoch, which trainkit plan RECIPE counts{share}"
+
+    return rule
+
+
+def _begun_with(value: Any, values: dict[str, Any]) -> str:
+    if value == "scratch":
+        return "leave it out: without model.pretrained a run starts from random weights"
+    if value == "resume":
+        return "leave it out: resuming is a command, trainkit resume RUN"
+    return f"write [model] with pretrained = {toml_value(value)}" if _is_short(value) else ""
+
+
+def _on_mlp(value: Any, values: dict[str, Any]) -> str:
+    return (
+        'leave it out: by default every linear layer of a block has one, as with targets = "all-linear"'
+        if value
+        else ""
+    )
 
 
 def _wandb(value: Any, values: dict[str, Any]) -> str:
@@ -171,7 +208,8 @@ def _adapted(value: Any, values: dict[str, Any]) -> str:
     if value == "lora":
         has_adapter = isinstance(values.get("adapter"), dict)
         return "leave it out: a recipe with [adapter] trains LoRA" if has_adapter else "write [adapter] with rank = 16"
-    return "leave it out, and [adapter] too: a recipe without it trains the whole model" if value == "full" else ""
+    both = ", and [adapter] too" if isinstance(values.get("adapter"), dict) else ""
+    return f"leave it out{both}: a recipe without [adapter] trains the whole model" if value == "full" else ""
 
 
 def _hub_data(value: Any, values: dict[str, Any]) -> str:
@@ -189,14 +227,20 @@ def _in_table(header: str, key: str) -> _Rule:
     return rule
 
 
-def _source(header: str) -> _Rule:
-    """Return the rule that the value names the documents of a table: files, or a data set of the Hugging Face Hub."""
+def _source(header: str, *, is_id: bool = False) -> _Rule:
+    """Return the rule that the value names the documents of a table: files, or a data set of the Hugging Face Hub.
+
+    Args:
+        is_id: whether a name without an owner is that of a data set, too.
+    """
 
     def rule(value: Any, values: dict[str, Any]) -> str:
         first = value[0] if isinstance(value, list) and value else value
         if not _is_short(first) or len(toml_value(value)) > 200:
             return ""
         is_file = first.startswith((".", "/", "~")) or _FILE.search(first)
+        if not is_file and not is_id and "/" not in first:
+            return ""
         said = f"path = {toml_value(value)}" if is_file else f'type = "huggingface" and id = {toml_value(first)}'
         return f"write {header} with {said}"
 
@@ -237,12 +281,19 @@ _NAMES: dict[str, _Rule] = {
     "report_to log_with track.type track.backend track._component_": _tracker,
     "wandb_log use_wandb": _wandb,
     "device": _platform,
+    "model_axis_size": _divided,
+    "bf16 fp16 mixed_precision": _bfloat16,
+    "evals_per_epoch": _times("evaluate.every"),
+    "saves_per_epoch": _times("checkpoint.keep_every"),
+    "init_from": _begun_with,
+    "apply_lora_to_mlp": _on_mlp,
     "target_modules lora_target_modules lora_target lora_attn_modules": _targets,
     "finetuning_type": _adapted,
     "data.train.*.source": _hub_data,
     "wandb_project": _in_table("[track.wandb]", "project"),
     "wandb_entity": _in_table("[track.wandb]", "entity"),
-    "dataset datasets dataset_name pretraining_dataset train_file train_urls": _source("[[data.train]]"),
+    "dataset datasets pretraining_dataset train_file train_urls": _source("[[data.train]]"),
+    "dataset_name": _source("[[data.train]]", is_id=True),
     "eval_dataset test_datasets validation_file validation_urls": _source("[[data.validation]]"),
     "eval_strategy evaluation_strategy": _evaluations,
 }

@@ -22,12 +22,11 @@ DIFFERENT = {
         " (train.micro_batch_size is per device and pass)",
     ),
     "gradient_accumulation_steps": Alias(
-        "train.micro_batch_size",
-        "accumulation is not a key: it follows from batch_size / (micro_batch_size x devices)",
+        "", "no key: it follows from train.batch_size / (train.micro_batch_size x devices)"
     ),
     "save_steps": Alias(
         "checkpoint.keep_every",
-        "keep_every keeps all of them; what the run resumes from is saved by the clock: checkpoint.every_minutes",
+        "all of them are kept; what the run resumes from is saved by the clock: checkpoint.every_minutes",
     ),
     "save_total_limit": Alias(
         "checkpoint.keep_last", "this many rolling checkpoints are kept; those of checkpoint.keep_every are always kept"
@@ -75,12 +74,12 @@ DIFFERENT = {
     "validation_file": Alias("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_name": Alias("data.train", 'write [[data.train]] with type = "huggingface" and id = "…"'),
     # batches and their length
-    "sample_packing": Alias("data.encoding", 'write encoding = { type = "pack" }'),
+    "sample_packing": Alias("data.encoding", 'write encoding = { type = "pack" } in [data]'),
     "eval_sample_packing": Alias("data.encoding", "validation sets are encoded like the training data"),
     "eval_packing": Alias("data.encoding", "validation sets are encoded like the training data"),
-    "packing": Alias("data.encoding", 'write encoding = { type = "pack" }'),
-    "packed": Alias("data.encoding", 'write encoding = { type = "pack" }'),
-    "neat_packing": Alias("data.encoding", 'write encoding = { type = "pack" }'),
+    "packing": Alias("data.encoding", 'write encoding = { type = "pack" } in [data]'),
+    "packed": Alias("data.encoding", 'write encoding = { type = "pack" } in [data]'),
+    "neat_packing": Alias("data.encoding", 'write encoding = { type = "pack" } in [data]'),
     "pad_to_sequence_len": Alias(
         "data.encoding", 'batches have fixed shapes; write encoding = { type = "pad" } for one text in each example'
     ),

@@ -137,10 +137,14 @@ class Search:
         return meant
 
     def _leaves(self, section: Key, value: dict[str, Any]) -> bool:
-        """Return whether every key of an unknown table belongs in another section than the table does."""
+        """Return whether every key of an unknown table belongs in another section than the table does, or nowhere."""
         known = keys_of(self.values.node(section) or {})
-        targets = [suggest(name, section, known, self.values.language).key for name in value if name not in known]
-        return 0 < len(targets) == len(value) and all(key and key[: len(section)] != section for key in targets)
+        if not known or value.keys() & known.keys():
+            return False
+        meant = [suggest(name, section, known, self.values.language) for name in value]
+        return any(each.key for each in meant) and all(
+            each.hint and (each.key is None or each.key[:-1] != section) for each in meant
+        )
 
     def _corrected(self, key: Key, value: Any, meant: Meant) -> str:
         """Return how to write the value of an unknown key for the key that is meant; empty if it need not change."""
@@ -192,11 +196,12 @@ class Search:
         """Return whether a hint already says to write a missing key, or a checkpoint that brings it."""
         if key[0] in ("model", "tokenizer") and ("model", "pretrained") in self.values.written:
             return True
-        name, place = str(key[-1]), f"[[{dotted_key(key)}]]"
-        beside = rf"\b(type|{re.escape(name)}) = "
+        whole, name = dotted_key(key), re.escape(str(key[-1]))
+        named = re.compile(rf"\[{re.escape(whole)}\]|\b{re.escape(whole)}\b")
+        beside = re.compile(rf"\btype = |\b{name}\b")
+        hints = [(at, found.hint) for at, found in self.found.items() if not found.hint.startswith("allowed here")]
         return any(
-            place in mistake.hint or (key[:-1] and key[:-1] == at[:-1] and re.search(beside, mistake.hint))
-            for at, mistake in self.found.items()
+            named.search(hint) if key[:-1] != at[:-1] or len(key) == 1 else beside.search(hint) for at, hint in hints
         )
 
     def _whole(self, key: Key) -> Key:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from typing import Any
 
 _TRUTH = {word: word in ("true", "yes", "on") for word in ("true", "false", "yes", "no", "on", "off")}
 #: What a line of a recipe looks like, for people who paste another language.
@@ -14,8 +16,8 @@ def syntax_hint(line: str, message: str) -> str:
     pair = re.match(r"\s*([\w.\"-]+)\s*=\s*(.*?)\s*(#.*)?$", line)
     value = pair.group(2).rstrip(",") if pair else ""
     key = pair.group(1) if pair else "key"
-    if yaml := re.match(r"[\s-]*([\w.-]+)\s*:(?:\s|$)", line):
-        return _meant_by_yaml(yaml[1])
+    if yaml := re.match(r"[\s-]*([\w.-]+)\s*:(?:\s+(.*))?$", line):
+        return _meant_by_yaml(yaml[1], yaml[2] or "")
     if value.lower() in _TRUTH:
         return _meant_by_truth(key, _TRUTH[value.lower()])
     if pair and value in ("None", "null", "nil", "~", ""):
@@ -52,26 +54,56 @@ def _number(text: str) -> str:
 
 def _meant_by_truth(key: str, value: bool) -> str:
     """Return what to write for a key with `True` or `False`, which other languages have."""
-    from trainkit.recipe.toml.alias_by_value import hint_by_value
     from trainkit.recipe.toml.aliases import ALIASES
     from trainkit.recipe.toml.schema import leaves
-    from trainkit.recipe.toml.suggestions import suggest
 
     said = str(value).lower()
     if key not in ALIASES or any(path[-1] == key for path in leaves()):
         return f"write {key} = {said}"
-    meant = suggest(key, (), {})
-    return f"{said} has no capital; {key}: {hint_by_value((key,), value, {}, meant.note) or meant.hint}"
+    return f"{said} has no capital; {key}: {_meant(key, value)}"
 
 
-def _meant_by_yaml(name: str) -> str:
-    """Return what to write in place of a key and a colon."""
-    from trainkit.recipe.toml.suggestions import suggest
-
-    called = suggest(name, (), {}).hint
+def _meant_by_yaml(name: str, text: str) -> str:
+    """Return what to write in place of a key, a colon and a value."""
+    called = _meant(name, _from_yaml(text))
     return "write = between key and value, not :, and [section] above the keys of a section" + (
         f"; {name}: {called}" if called else ""
     )
+
+
+def _from_yaml(text: str) -> Any:
+    """Return the value that a text is in YAML: a number, true or false, or the text; None if there is none."""
+    plain = text.partition(" #")[0].strip()
+    if plain.lower() in _TRUTH:
+        return _TRUTH[plain.lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(plain)
+    return plain.strip("\"'") or None
+
+
+def _meant(name: str, value: Any) -> str:
+    """Return what to write for a key of which only the line is known, with its value where that is plain."""
+    from trainkit.recipe.toml.alias_by_value import hint_by_value
+    from trainkit.recipe.toml.corrections import correction
+    from trainkit.recipe.toml.kinds import accepts
+    from trainkit.recipe.toml.positions import dotted_key
+    from trainkit.recipe.toml.schema import choices, keys_of, node_at, root
+    from trainkit.recipe.toml.suggestions import Meant, suggest
+    from trainkit.recipe.toml.values import toml_value
+
+    meant = Meant(key=(name,)) if name in keys_of(root()) else suggest(name, (), {})
+    if meant.note or meant.key is None or value is None:
+        return hint_by_value((name,), value, {}, meant.note) or meant.hint
+    node, table = node_at(meant.key, {}), dotted_key(meant.key[:-1])
+    if node is None:
+        return meant.hint
+    if accepts(node, value):
+        return f"write {meant.key[-1]} = {toml_value(value)} in [{table}]"
+    corrected = correction(meant.key, value, node, choices(node))
+    if len(meant.key) == 1:
+        return corrected or f"write [{meant.key[0]}]"
+    return f"{meant.hint.rstrip('?')}; {corrected}" if corrected else meant.hint
 
 
 def _meant_by_other_language(line: str) -> str:
