@@ -73,6 +73,13 @@ def test_braces_that_stand_for_too_many_paths_are_refused(pattern: str) -> None:
     assert len(str(raised.value)) < 300
 
 
+def test_an_error_of_braces_names_the_whole_pattern_so_that_its_key_is_found(tmp_path: Path) -> None:
+    pattern = f"{tmp_path}/a-{{1..9999}}-{{1..9999}}.txt"
+    with pytest.raises(TrainkitError, match="braces stand for more than") as raised:
+        listed(Path(pattern))
+    assert raised.value.where == pattern
+
+
 def test_files_come_in_the_order_of_their_names_with_names_below_the_first_wildcard(tmp_path):
     room.write_texts(tmp_path / "text", 6)
     files = listed(tmp_path / "text" / "**" / "*.txt")

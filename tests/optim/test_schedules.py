@@ -207,3 +207,9 @@ def test_the_defaults_of_every_schedule_fit_into_any_run(kind: type[ScheduleSpec
         if type_of(kind) != "chain":  # a part may have no room for a warm-up of its own
             example(kind).check_lengths(steps)
     Wsd(type="wsd", warmup=0.3, decay=0.7).check_lengths(5)
+
+
+def test_a_cosine_has_a_step_for_each_of_its_parts() -> None:
+    Cosine(restarts=STEPS - 1).check_lengths(STEPS)
+    with pytest.raises(TrainkitError, match=f"{STEPS + 1:,} parts of the {STEPS:,} steps"):
+        Cosine(restarts=STEPS).check_lengths(STEPS)

@@ -122,7 +122,7 @@ def match_files(pattern: str) -> list[Match]:
     root, tail = _split(absolute)
     files: set[Path] = set()
     missing: list[str] = []
-    for expanded in expand_braces(tail):
+    for expanded in _expanded(tail, pattern):
         path = root / expanded
         try:
             if path.is_file():
@@ -189,6 +189,14 @@ def _holds(directory: str, names: list[str]) -> str:
     return f"{directory} holds {shown}"
 
 
+def _expanded(part: str, pattern: str) -> list[str]:
+    """Return what the braces in a part of a pattern stand for; an error names the whole, by which its key is found."""
+    try:
+        return expand_braces(part)
+    except TrainkitError as error:
+        raise TrainkitError(error.problem, where=pattern, hint=error.hint) from None
+
+
 def _match_urls(pattern: str) -> list[Match]:
     plain = _URL_MAGIC.split(pattern, maxsplit=1)[0]
     above = pattern[: plain.rindex("/") + 1]
@@ -196,7 +204,7 @@ def _match_urls(pattern: str) -> list[Match]:
     missing: list[str] = []
     with store_of(pattern) as (store, _):
         root = store._strip_protocol(above).rstrip("/")
-        for expanded in expand_braces(pattern):
+        for expanded in _expanded(pattern, pattern):
             path = store._strip_protocol(expanded)
             if _URL_MAGIC.search(expanded):
                 files |= {name: info for name, info in store.glob(path, detail=True).items() if _is_file(info)}

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import Field, model_validator
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.schedule_spec import NEVER, ScheduleSpec, Span, span_steps
 from trainkit.recipe.spec import Count, Fraction
 
@@ -19,6 +20,15 @@ class Cosine(ScheduleSpec):
     """Final learning rate, as a share of the peak."""
     restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     """How often the rate jumps back to the peak, after equal parts of the run."""
+
+    def check_lengths(self, steps: int, *, at: str = "schedule") -> None:
+        super().check_lengths(steps, at=at)
+        if self.restarts >= steps:
+            raise TrainkitError(
+                f"{at}.restarts = {self.restarts} makes {self.restarts + 1:,} parts of the {steps:,} steps there are",
+                where=f"{at}.restarts",
+                hint=f"give fewer than {steps:,}, or train for longer",
+            )
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
         done, rest = self.after_warmup(step, steps, xp)
