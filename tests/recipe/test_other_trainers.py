@@ -14,6 +14,7 @@ import real_configurations
 from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.toml.alias_by_value import RULES
 from trainkit.recipe.toml.load import load
 
 
@@ -265,6 +266,15 @@ def test_lines_that_another_trainer_publishes_are_answered_with_what_to_write(
         for wrong, hint in hints.items()
         if not re.search(wrong.hint, hint) or hint.startswith("allowed here")
     }
+
+
+@pytest.mark.parametrize("value", ["1e308", "inf", "nan", "-1", "9" * 3000, '""', "[]", "{ a = 1 }", "true", '"x"'])
+def test_no_value_of_another_trainers_key_is_too_odd_for_an_answer(tmp_path: Path, value: str) -> None:
+    lines = [f"{name.rpartition('.')[2]} = {value}" for name in RULES]
+    begin = re.sub("learning_rate = .*", "learning_rate = inf", TEXT)
+    text = begin.replace("[train]\n", "[train]\n" + "\n".join(dict.fromkeys(lines)) + "\n")
+    with pytest.raises(TrainkitError, match=r"no such (key|section)\n  hint: "):
+        load(write(tmp_path, text))
 
 
 def test_a_table_whose_keys_all_belong_elsewhere_is_no_mistake_beside_them(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from trainkit.recipe.toml.nested import named_values
 from trainkit.recipe.toml.positions import Key
 from trainkit.recipe.toml.schema import keys_of, root
-from trainkit.recipe.toml.value_aliases import VALUES, pattern_of
+from trainkit.recipe.toml.value_aliases import LAYERS, VALUES, pattern_of
 from trainkit.recipe.toml.values import toml_value
 
 #: Returns what to write instead of a key, from its value and all values of the recipe; empty if they do not decide it.
@@ -23,10 +24,10 @@ def hint_by_value(key: Key, value: Any, values: dict[str, Any], note: str) -> st
         note: what is written about the key whatever its value is.
     """
     name = str(key[-1]).strip().lower().replace("-", "_")
-    rule = _RULES.get(pattern_of((*key[:-1], name))) or _RULES.get(name)
+    rule = RULES.get(pattern_of((*key[:-1], name))) or RULES.get(name)
     if rule and (hint := rule(value, values)):
         return hint
-    is_off = value is False and note.startswith("write ") and name not in _OFF_MEANS_MORE
+    is_off = value is False and note.startswith("write ") and name not in ("enable_thinking", "tf32")
     return "leave it out: it is off unless a recipe asks for it" if is_off else ""
 
 
@@ -49,21 +50,18 @@ def _min_ratio(value: Any, values: dict[str, Any]) -> str:
     rate = _number(values, ("learning_rate", "lr", "max_lr", "peak_lr"))
     if not _is_number(value) or rate is None or not 0 < value <= rate:
         return ""
-    return f"it is called schedule.min_ratio here, a share of the learning rate: min_ratio = {_rounded(value / rate)}"
-
-
-def _rounded(number: float) -> str:
-    return toml_value(float(f"{number:.3g}"))
+    ratio = toml_value(float(f"{value / rate:.3g}"))
+    return f"it is called schedule.min_ratio here, a share of the learning rate: min_ratio = {ratio}"
 
 
 def _accumulation(value: Any, values: dict[str, Any]) -> str:
     per_pass, whole = _number(values, _PER_PASS), _number(values, ("batch_size",))
     rule = "no key: it follows from train.batch_size / (train.micro_batch_size x devices)"
-    if type(value) is not int or value < 1:
+    if not _is_count(value):
         return ""
-    if type(per_pass) is int:
+    if _is_count(per_pass):
         return f"{rule}; with one device these are batch_size = {per_pass * value} and micro_batch_size = {per_pass}"
-    if type(whole) is not int:
+    if not _is_count(whole):
         return ""
     said = f"{rule}; if {whole} is for one pass: batch_size = {whole * value} and micro_batch_size = {whole}"
     return said + (f"; if it is for a step: micro_batch_size = {whole // value}" if whole % value == 0 else "")
@@ -71,10 +69,10 @@ def _accumulation(value: Any, values: dict[str, Any]) -> str:
 
 def _per_device(value: Any, values: dict[str, Any]) -> str:
     accumulated = _number(values, ("gradient_accumulation_steps",)) or 1
-    if type(value) is not int or type(accumulated) is not int:
+    if not _is_count(value) or not _is_count(accumulated):
         return ""
     return (
-        f"it is called train.micro_batch_size here; train.batch_size is global, that of a whole step: "
+        "it is called train.micro_batch_size here; train.batch_size is global, that of a whole step: "
         f"{value * accumulated} with one device, and as much again for each further one"
     )
 
@@ -100,7 +98,7 @@ def _evaluations(value: Any, values: dict[str, Any]) -> str:
 def _kept(value: Any, values: dict[str, Any]) -> str:
     """Levanter keeps checkpoints by a list of intervals."""
     every = [entry.get("every") for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-    return f"it is called keep_every here: keep_every = {every[-1]}" if every and type(every[-1]) is int else ""
+    return f"it is called keep_every here: keep_every = {every[-1]}" if every and _is_count(every[-1]) else ""
 
 
 def _best(value: Any, values: dict[str, Any]) -> str:
@@ -127,7 +125,7 @@ def _validation_set(values: dict[str, Any]) -> str:
 def _tracker(value: Any, values: dict[str, Any]) -> str:
     words = " ".join(map(str, value if isinstance(value, list) else [value])).lower()
     if words in ("none", "", "no", "false"):
-        return "leave it out: a run is written to no tracker that [track] does not name"
+        return _wandb(False, values)
     if "wandb" in words:
         return _wandb(True, values)
     name = next((name for name in ("tensorboard", "aim") if name in words), "")
@@ -143,7 +141,7 @@ def _kept_always(value: Any, values: dict[str, Any]) -> str:
 
 
 def _divided(value: Any, values: dict[str, Any]) -> str:
-    if type(value) is not int or value < 2:
+    if not _is_count(value):
         return ""
     return (
         f"write parallel.fsdp: fsdp = {value} divides parameters and optimizer over {value} devices; no matrix is split"
@@ -183,7 +181,7 @@ def _on_mlp(value: Any, values: dict[str, Any]) -> str:
 def _wandb(value: Any, values: dict[str, Any]) -> str:
     if value is False:
         return "leave it out: a run is written to no tracker that [track] does not name"
-    project = next((inner for name, inner in _leaves(values) if name in ("project", "wandb_project")), None)
+    project = next((inner for name, inner in named_values(values) if name in ("project", "wandb_project")), None)
     written = (
         f"[track.wandb] with project = {toml_value(project)}" if _is_short(project) else "[track] with wandb = true"
     )
@@ -198,7 +196,7 @@ def _platform(value: Any, values: dict[str, Any]) -> str:
 
 def _targets(value: Any, values: dict[str, Any]) -> str:
     names = value if isinstance(value, list) else [value]
-    layers = [_LAYERS.get(name, "") if isinstance(name, str) else "" for name in names]
+    layers = [LAYERS.get(name, "") if isinstance(name, str) else "" for name in names]
     return (
         f"write adapter.targets: targets = {toml_value(list(dict.fromkeys(layers)))}" if layers and all(layers) else ""
     )
@@ -251,21 +249,22 @@ def _is_short(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) < 100
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < _LARGEST
+
+
 def _number(values: Any, names: tuple[str, ...]) -> Any:
     """Return the first number that has one of some names, at any depth of a recipe; None if there is none."""
-    return next((value for name, value in _leaves(values) if name in names and _is_number(value)), None)
-
-
-def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, inner in value.items() if isinstance(value, dict) else ():
-        yield name, inner
-        yield from _leaves(inner)
+    return next((value for name, value in named_values(values) if name in names and _is_number(value)), None)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is a number with which can be calculated."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
+#: Numbers from here on are nothing that a recipe allows.
+_LARGEST = 1e18
 _BETA1, _BETA2 = ("adam_beta1", "beta1"), ("adam_beta2", "beta2")
 _PER_PASS = ("micro_batch_size", "per_device_train_batch_size", "per_gpu_train_batch_size")
 _NAMES: dict[str, _Rule] = {
@@ -298,12 +297,5 @@ _NAMES: dict[str, _Rule] = {
     "eval_strategy evaluation_strategy": _evaluations,
 }
 _FILE = re.compile(r"[.](jsonl?|txt|csv|parquet|arrow)([.]\w+)?$|[*]|^\w+://")
-#: What transformers and torchtune call the linear layers of a block.
-_LAYERS = {
-    **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "output_proj": "output"},
-    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w2": "down", "w3": "up"},
-    **{"c_attn": "qkv", "c_fc": "mlp_in", "c_proj": "output", "Wqkv": "qkv", "out_proj": "output"},
-}
-#: Options whose `false` is more than leaving them out.
-_OFF_MEANS_MORE = ("enable_thinking", "tf32")
-_RULES = {name: rule for names, rule in _NAMES.items() for name in names.split()}
+#: The rules by the name of the key, or by its place and name.
+RULES = {name: rule for names, rule in _NAMES.items() for name in names.split()}

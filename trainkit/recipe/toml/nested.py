@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +21,13 @@ def get(data: Any, key: Key, default: Any = None) -> Any:
             return default
         data = data[part]
     return data
+
+
+def named_values(data: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every name in a table and in the tables inside it, with its value, from the top to the bottom."""
+    for name, inner in data.items() if isinstance(data, dict) else ():
+        yield name, inner
+        yield from named_values(inner)
 
 
 def put(data: Any, key: Key, value: Any) -> None:

@@ -144,6 +144,12 @@ VALUES: dict[str, dict[str, str]] = {
 }
 #: The whole hint, by key and value.
 VALUE_HINTS = _DIFFERENT_VALUES
+#: What transformers and torchtune call the linear layers of a block.
+LAYERS = {
+    **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "output_proj": "output"},
+    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w2": "down", "w3": "up"},
+    **{"c_attn": "qkv", "c_fc": "mlp_in", "c_proj": "output", "Wqkv": "qkv", "out_proj": "output"},
+}
 #: The keys of a table that a value in its place may be meant for, if it is not the type; the likeliest first.
 PLAIN_KEYS = {
     "model": "pretrained",
