@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import with_tuples
-from trainkit.recipe.toml.mistakes import SHOWN, Search
+from trainkit.recipe.toml.mistakes import SHOWN, MistakeFinder
 from trainkit.recipe.toml.positions import Key, Origin
 
 
@@ -35,7 +35,7 @@ def diagnose(
         language: the class that validated `values`.
     """
     count = error.error_count()
-    mistakes = Search(values, origin, language).all(error)
+    mistakes = MistakeFinder(values, origin, language).all(error)
     errors = [TrainkitError(mistake.problem, where=mistake.place, hint=mistake.hint) for mistake in mistakes]
     return _together(errors, count=count, name=name)
 
@@ -54,7 +54,7 @@ def diagnose_others(
     Contradictions between sections are not among them: they may depend on what this one would be.
     """
     others = {key: value for key, value in values.items() if key != section}
-    search = Search(others, origin, language)
+    search = MistakeFinder(others, origin, language)
     try:
         language.model_validate(with_tuples(others))
     except ValidationError as found:

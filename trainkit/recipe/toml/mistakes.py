@@ -60,7 +60,7 @@ class Mistake:
         return str(SET) if place == f"{SET} {key}" and self.problem.startswith(f"{key} = ") else place
 
 
-class Search:
+class MistakeFinder:
     """Collects mistakes while it repairs the values."""
 
     def __init__(self, values: dict[str, Any], origin: Callable[[Key], Origin], language: type[Recipe]) -> None:
