@@ -167,6 +167,8 @@ ALL = {
         Wrong("model", 'init_from = "scratch"', "random weights"),
         Wrong("adapter", "apply_lora_to_mlp = true", "leave it out"),
         Wrong("", 'finetuning_type = "full"', "leave it out: "),
+        Wrong("model", '_component_ = "torchtune.models.llama3_2.lora_llama3_2_1b"', 'pretrained = "…"'),
+        Wrong("track", '_component_ = "torchtune.training.metric_logging.DiskLogger"', "leave it out: every run"),
     ),
     # what people write whatever they used before
     "everybody": (
@@ -288,6 +290,13 @@ def test_what_a_checkpoint_brings_is_not_missing_where_its_key_has_another_name(
     with pytest.raises(TrainkitError) as raised:
         load(write(tmp_path, "\n\n".join([parts[0], 'base_model = "gpt2"', *parts[1:]])))
     assert "it is called model.pretrained" in str(raised.value) and "missing" not in str(raised.value)
+
+
+def test_the_sizes_of_a_model_are_not_missing_where_a_hint_names_a_checkpoint(tmp_path: Path) -> None:
+    model = next(part for part in TEXT.split("\n\n") if part.startswith("[model]"))
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, TEXT.replace(model, "[model]\ninit_from = 'gpt2-xl'")))
+    assert 'pretrained = "gpt2-xl"' in str(raised.value) and "missing" not in str(raised.value)
 
 
 def test_what_a_hint_says_to_write_is_not_called_missing(tmp_path: Path) -> None:

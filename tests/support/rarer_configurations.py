@@ -133,7 +133,7 @@ TORCHTUNE = (
     ("checkpoint", '_component_ = "torchtune.training.FullModelHFCheckpointer"', r"leave|pretrained|type"),
     ("checkpoint", 'checkpoint_files = ["model.safetensors"]', r"model\.pretrained"),
     ("checkpoint", 'output_dir = "/tmp/out"', r"run\.directory"),
-    ("checkpoint", 'model_type = "LLAMA3_2"', r"model\.type"),
+    ("checkpoint", 'model_type = "LLAMA3_2"', r"config\.json"),
     ("data.train", 'path = "a.jsonl"\npacked = false', r"leave it out"),
     ("data.train", 'path = "a.jsonl"\ntrain_on_input = true', r"learn|document"),
     ("data.train", 'path = "a.jsonl"\ncolumn_map = { input = "prompt", output = "response" }', r"document|text_key"),

@@ -92,7 +92,10 @@ def _evaluations(value: Any, values: dict[str, Any]) -> str:
         return "leave it out: a recipe without [[data.validation]] and data.held_out is not evaluated"
     if value == "epoch":
         return "write every in [evaluate]: the steps of an epoch, which trainkit plan RECIPE counts"
-    return f"leave it out, and write every = {every} in [evaluate]" if value == "steps" and every is not None else ""
+    if value == "steps" and every is not None:
+        return f"leave it out, and write every = {every} in [evaluate]"
+    is_given = isinstance(found := values.get("evaluate"), dict) and "every" in found
+    return "leave it out: evaluate.every says it" if value == "steps" and is_given else ""
 
 
 def _kept(value: Any, values: dict[str, Any]) -> str:
@@ -126,6 +129,8 @@ def _tracker(value: Any, values: dict[str, Any]) -> str:
     words = " ".join(map(str, value if isinstance(value, list) else [value])).lower()
     if words in ("none", "", "no", "false"):
         return _wandb(False, values)
+    if "disk" in words or "stdout" in words:
+        return "leave it out: every run is logged in its directory"
     if "wandb" in words:
         return _wandb(True, values)
     name = next((name for name in ("tensorboard", "aim") if name in words), "")

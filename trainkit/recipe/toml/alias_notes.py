@@ -236,6 +236,8 @@ DIFFERENT = {
     "_component_": Alias(
         "", 'the type of a table chooses what it is, such as type = "llama" in [model]; a tokenizer has a path'
     ),
+    "checkpoint._component_": Alias("", "leave it out: checkpoints have one form; trainkit export writes others"),
+    "checkpoint.model_type": Alias("", "leave it out: the config.json of a checkpoint says what it is"),
     "adapter.bias": Alias("", "leave it out: an adapter trains no biases"),
     "track.type": _TRACKERS,
     "track.tags": Alias(

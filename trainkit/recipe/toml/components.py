@@ -28,5 +28,8 @@ def component_hint(key: Key, value: object, node: Node | None) -> str:
     # the longest name says most: adamw is no adam
     for name in sorted({**aliases, **types}, key=len, reverse=True):
         if name in words or name.replace("-", "_") in words:
-            return f"write type = {toml_value({**aliases, **types}[name])}"
+            written = f"type = {toml_value({**aliases, **types}[name])}"
+            if key[:-1] == ("model",):
+                return f'write pretrained = "…", a checkpoint with its sizes; for random weights {written} and sizes'
+            return f"write {written}"
     return ""

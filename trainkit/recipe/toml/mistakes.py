@@ -194,7 +194,7 @@ class MistakeFinder:
 
     def _is_answered(self, key: Key) -> bool:
         """Return whether a hint already says to write a missing key, or a checkpoint that brings it."""
-        if key[0] in ("model", "tokenizer") and ("model", "pretrained") in self.values.written:
+        if key[0] in ("model", "tokenizer") and any("pretrained" in mistake.hint for mistake in self.found.values()):
             return True
         whole, name = dotted_key(key), re.escape(str(key[-1]))
         named = re.compile(rf"\[{re.escape(whole)}\]|\b{re.escape(whole)}\b")

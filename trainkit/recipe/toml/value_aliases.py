@@ -79,12 +79,13 @@ _DIFFERENT_VALUES: dict[str, dict[str, str]] = {
         'write type = "adamw" and moments = "int8"',
     ),
     "schedule.type": dict.fromkeys(
-        ("cosine_with_restarts", "cosine_hard_restarts"), 'write type = "cosine" and restarts = 1'
+        ("cosine_with_restarts", "cosine_hard_restarts"),
+        'write type = "cosine" and restarts = 1, the number of jumps back to the peak',
     ),
     "data.train.*.type": dict.fromkeys(
         ("alpaca", "completion", "instruct", "alpaca_dataset", "instruct_dataset", "context_qa", "oasst", "reflection"),
         'leave it out for files; for data of the hub write type = "huggingface", and id in place of path; both have '
-        'document = { type = "prompt", prompt = "{instruction}", response = " {output}" }',
+        'document = { type = "prompt", prompt = "{instruction}{?input} {input}{/input}", response = " {output}" }',
     )
     | dict.fromkeys(
         (
