@@ -56,7 +56,7 @@ def _min_ratio(value: Any, values: dict[str, Any]) -> str:
 
 def _accumulation(value: Any, values: dict[str, Any]) -> str:
     per_pass, whole = _number(values, _PER_PASS), _number(values, ("batch_size",))
-    rule = "no key: it follows from train.batch_size / (train.micro_batch_size x devices)"
+    rule = "leave it out: it follows from train.batch_size / (train.micro_batch_size x devices)"
     if not _is_count(value):
         return ""
     if _is_count(per_pass):

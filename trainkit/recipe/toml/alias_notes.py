@@ -22,7 +22,7 @@ DIFFERENT = {
         " (train.micro_batch_size is per device and pass)",
     ),
     "gradient_accumulation_steps": Alias(
-        "", "no key: it follows from train.batch_size / (train.micro_batch_size x devices)"
+        "", "leave it out: it follows from train.batch_size / (train.micro_batch_size x devices)"
     ),
     "save_steps": Alias(
         "checkpoint.keep_every",
