@@ -113,6 +113,12 @@ def test_a_format_that_the_name_of_a_file_does_not_tell_is_refused(place: Path) 
     assert "cannot tell the format of a '.odd' file" in error.problem and error.where == f"recipe.toml:{PATH_LINE}"
 
 
+def test_a_directory_without_a_tokenizer_is_refused(place: Path) -> None:
+    recipe, line = with_path("tokenizer.path", ".")
+    error = refusal(recipe)
+    assert "holds no tokenizer.json" in error.problem and error.where == f"recipe.toml:{line}"
+
+
 def test_files_that_many_files_extend_are_read_once_and_chains_end(place: Path) -> None:
     for number in range(40):
         (place / f"{number}.toml").write_text(f'extends = ["{number + 1}.toml", "{number + 1}.toml"]')

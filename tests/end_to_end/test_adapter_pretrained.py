@@ -144,12 +144,25 @@ def test_what_the_recipe_says_otherwise_is_reported_with_both(
     assert all(word in str(raised.value) for word in told), str(raised.value)
 
 
+@pytest.mark.parametrize("config", [None, "{", '{"peft_type": "IA3"}'], ids=["none", "no JSON", "another kind"])
+def test_of_an_adapter_that_cannot_be_used_the_line_and_the_key_are_named(here: Path, config: str | None) -> None:
+    Path("broken").mkdir(exist_ok=True)
+    if config is not None:
+        (Path("broken") / adapter_config.FILE).write_text(config)
+    lines = Path("on.toml").read_text().replace(BEGUN, BEGUN.replace('"adapter"', '"broken"')).splitlines()
+    Path("broken.toml").write_text("\n".join(lines))
+    with pytest.raises(TrainkitError) as raised:
+        load(Path("broken.toml"))
+    line = lines.index('pretrained = "broken"') + 1
+    assert str(raised.value).startswith(f"broken.toml:{line}: adapter.pretrained: ")
+
+
 def test_an_adapter_goes_on_no_model_that_begins_at_random(here: Path) -> None:
     text = Path("on.toml").read_text().replace('pretrained = "base"\n', _FAMILY).replace(BEGUN, _TOKENIZER + BEGUN)
     Path("random.toml").write_text(text)
     with pytest.raises(TrainkitError, match=r"\[model\] begins at random") as raised:
         load(Path("random.toml"))
-    assert str(here / "base") in raised.value.hint
+    assert str(here / "base") in raised.value.hint and raised.value.where.endswith(": adapter.pretrained")
     text = Path("first.toml").read_text().replace("[adapter]\n", '[adapter]\nrevision = "main"\n')
     Path("alone.toml").write_text(text)
     with pytest.raises(TrainkitError, match="revision goes with pretrained"):

@@ -113,7 +113,7 @@ def test_what_no_shape_hangs_on_may_be_said_otherwise(place, monkeypatch):
         (FINE.replace('"base"', '"base"\nlayers = 3\ntype = "gpt2"'), ["layers = 3: the checkpoint has 2", "gpt2"]),
         (FINE.replace('"base"', '"./nowhere"'), ["there is no directory", "other.toml:6"]),
         (FINE.replace('"base"', '"base/tokenizer.json"'), ["is a file"]),
-        (FINE.replace('"base"', '"text"'), ["there is no config.json"]),
+        (FINE.replace('"base"', '"text"'), ["there is no config.json", "other.toml:6: model.pretrained: "]),
         (FINE.replace('"base"', '""'), ["it is empty", "other.toml:6"]),
         (FINE.replace('"base"', '"base"\nrevision = "main"'), ["model.revision is for hub ids", "other.toml:7"]),
         (FINE.replace('"base"', '"base"\nlayerz = 3'), ["model.layerz = 3: no such key", "layers"]),

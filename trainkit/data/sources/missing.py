@@ -29,6 +29,10 @@ def missing_files(recipe: Recipe) -> Iterator[TrainkitError]:
     path = recipe.tokenizer.path if recipe.tokenizer else None
     if path is not None and (path.endswith(".json") or not HUB_ID.fullmatch(path)):
         yield from _unless_it_exists("tokenizer.path", path)
+    directory = Path(os.path.expanduser(path or ""))
+    if path and directory.is_dir() and not (directory / "tokenizer.json").is_file():
+        problem = f'tokenizer.path = "{as_shown(directory)}": the directory holds no tokenizer.json'
+        yield TrainkitError(problem, where="tokenizer.path", hint="name the directory that holds it, or the file")
 
 
 def _of_source(place: str, source: SourceSpec) -> Iterator[TrainkitError]:

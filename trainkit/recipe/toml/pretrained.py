@@ -77,11 +77,12 @@ def put_below(layer: Layer, section: str, look_up: Callable[[str, str | None], P
     if not isinstance(given.get("pretrained"), str):
         return layer
     check_path((section, "pretrained"), given["pretrained"], layer)
-    revision, where = given.get("revision"), layer.origin((section, "pretrained"))
+    revision, key = given.get("revision"), (section, "pretrained")
     try:
         found = look_up(given["pretrained"], revision if isinstance(revision, str) else None)
     except TrainkitError as error:
-        at = f"{where}: {error.where}" if error.where else str(where)
+        named = [] if dotted_key(key) in str(error) else [dotted_key(key)]
+        at = ": ".join([str(layer.origin(key)), *named, *filter(None, [error.where])])
         raise TrainkitError(error.problem, where=at, hint=error.hint) from error
     if found is None:
         return layer
