@@ -80,6 +80,9 @@ def test_a_number_that_python_does_not_read_is_a_mistake_of_its_line(tmp_path: P
     with pytest.raises(TrainkitError) as raised:
         load(write(tmp_path, text))
     assert f"sample.toml:{line_of(text, 'steps = 9')}" in str(raised.value) and "4,300 digits" in str(raised.value)
+    with pytest.raises(TrainkitError, match=r"train\.steps = .*expected a whole number") as raised:
+        load(write(tmp_path, TEXT), [f"train.steps={'9' * 5000}"])
+    assert len(str(raised.value)) < 500
 
 
 def test_what_no_machine_holds_is_refused_with_the_estimate(tmp_path: Path) -> None:

@@ -516,7 +516,11 @@ def test_all_mistakes_are_reported_at_once_each_with_its_line(tmp_path, monkeypa
         ),
         (
             [('type = "python-stdlib"', 'path = "a.jsonl"\ndocument = {}')],
-            'data.train.0.document.type is missing: expected "template" or',
+            'hint: add a type, such as type = "chat"',
+        ),
+        (
+            [('type = "python-stdlib"', 'path = "a.jsonl"\ndocument = { template = "{text}" }')],
+            'hint: add type = "template"',
         ),
         (
             [("learning_rate = 1e-3", 'learning_rate = 1e-3\nbetas = ["0.9", 0.95]')],

@@ -232,6 +232,6 @@ def _place(table: Any, part: str, where: str, at: Key) -> Any:
 def _override_value(text: str) -> Any:
     try:
         table = tomli.loads(f"value = {text}")
-    except (tomli.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not TOML, or a number with too many digits
         return text
     return table["value"] if table.keys() == {"value"} else text

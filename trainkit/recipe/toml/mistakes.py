@@ -213,8 +213,9 @@ class MistakeFinder:
     def _wrong(self, key: Key) -> None:
         value, node = get(self.values.data, key), self.values.node(key)
         assert node is not None, key
+        beside: dict[str, Any] = {}
         if isinstance(value, dict) and has_table(node):
-            key, is_missing, value = (*key, "type"), "type" not in value, value.get("type")
+            beside, key, is_missing, value = value, (*key, "type"), "type" not in value, value.get("type")
             allowed: list[Any] = types_of(node)
             expected = " or ".join(map(toml_value, allowed))
         else:
@@ -225,7 +226,12 @@ class MistakeFinder:
             problem += f", found {kind_of(value)}"
         if key[-1] == "type" and isinstance(value, str):
             allowed = self._likely_types(key, node, value, allowed)
-        hint = correction(key, value, node, allowed, as_override=self._is_override(key))
+        if is_missing:
+            likely = max(allowed, key=partial(fit_score, node, beside))
+            fits = keys_of(node, {"type": likely}).keys() & beside.keys()
+            hint = f"add {'' if fits else 'a type, such as '}type = {toml_value(likely)}"
+        else:
+            hint = correction(key, value, node, allowed, as_override=self._is_override(key))
         self.found.setdefault(key, Mistake(self.values.where(key), problem, hint))
         self.values.repaired.add(key)
         self.values.replace(key, node, allowed)
