@@ -22,7 +22,7 @@ from textual.dom import DOMNode
 from textual.events import Key
 from textual.keys import key_to_character
 from textual.pilot import Pilot
-from viewer import write_run
+from viewer import running, write_run
 
 import trainkit.dashboard
 from trainkit.dashboard.app import NAMES, Dashboard
@@ -107,7 +107,7 @@ async def reached(context: Context, run: Path, wanted: set[Bound]) -> set[Bound]
     the same place."""
     app = context.app(run)
     found: set[Bound] = set()
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(app, (80, 24)) as pilot:
         if isinstance(app, Dashboard):
             app.load()
         for keys in context.places:

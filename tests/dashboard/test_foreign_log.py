@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from viewer import running
 
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages import KEYS
@@ -59,7 +60,7 @@ def test_every_page_shows_a_clear_state_of_a_log_that_is(kind: str, tmp_path: Pa
 
     async def turn_the_pages() -> None:
         dashboard = Dashboard(tmp_path)
-        async with dashboard.run_test(size=(100, 30)) as pilot:
+        async with running(dashboard, (100, 30)) as pilot:
             dashboard.load()
             for key in KEYS.values():
                 await pilot.press(key)

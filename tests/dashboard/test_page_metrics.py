@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from textual.app import ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
+from viewer import running
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import chart
@@ -60,7 +61,7 @@ Steps = Callable[[Pilot[None], MetricsPage], Awaitable[None]]
 def drive(view: View, steps: Steps, *, size: tuple[int, int] = (120, 40)) -> None:
     async def drive_it() -> None:
         app = Alone()
-        async with app.run_test(size=size) as pilot:
+        async with running(app, size) as pilot:
             page = app.query_one(MetricsPage)
             page.focus()
             page.show_view(view, now=0.0)

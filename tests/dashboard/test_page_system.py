@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pages import only
 from textual.pilot import Pilot
 from textual.widgets import Static
+from viewer import running
 
 import trainkit.dashboard.app as app
 from trainkit.dashboard.charts.chart import Chart
@@ -53,7 +54,7 @@ Steps = Callable[[Pilot[None], SystemPage], Awaitable[None]]
 def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (160, 50)) -> None:
     async def drive_it() -> None:
         dashboard = app.Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
+        async with running(dashboard, size) as pilot:
             dashboard.load()
             await pilot.press("2")
             await pilot.pause()

@@ -98,7 +98,7 @@ def browse(
 
     async def drive_it() -> RunSelection | None:
         app = RunsApp(listed, arrangement or Arrangement(), readonly=readonly)
-        async with app.run_test(size=size) as pilot:
+        async with viewer.running(app, size) as pilot:
             while not listed.passes:
                 await pilot.pause(0.01)
             app.show()
@@ -426,7 +426,7 @@ def test_c_opens_the_first_of_the_marked_runs_compared_with_the_others(runs: Pat
 def test_leaving_a_run_that_was_opened_leads_back_and_its_choice_is_compared(runs: Path) -> None:
     async def drive_it(key: str) -> None:
         opened = Opened(RunSelection(runs / "best", (runs / "poor",)), readonly=True, ascii_only=False, remembered=None)
-        async with opened.run_test(size=(120, 40)) as pilot:
+        async with viewer.running(opened, (120, 40)) as pilot:
             opened.load()
             await until("optimizer.learning_rate", pilot)
             assert opened.query_one(ComparePage).display and "poor" in frame(opened)

@@ -29,6 +29,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Input
+from viewer import running
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import Dashboard
@@ -196,7 +197,7 @@ async def on(
     app: App[Any], size: tuple[int, int], wearing: str, steps: Callable[[Pilot[Any]], Awaitable[None]]
 ) -> None:
     app.animation_level, app.theme = "none", wearing
-    async with app.run_test(size=size) as pilot:
+    async with running(app, size) as pilot:
         await steps(pilot)
 
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_run
 from places import LIMIT
+from textual.app import App
 from textual.command import CommandList
 from textual.pilot import Pilot
 
@@ -57,7 +58,7 @@ def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (100, 30), key: st
 
     async def drive_it() -> None:
         dashboard = Dashboard(run, **options)
-        async with dashboard.run_test(size=size) as pilot:
+        async with running(dashboard, size) as pilot:
             dashboard.load()
             if key:
                 await pilot.press(key)
@@ -65,6 +66,21 @@ def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (100, 30), key: st
             await steps(pilot, dashboard)
 
     asyncio.run(drive_it())
+
+
+@contextlib.asynccontextmanager
+async def running(app: App[Any], size: tuple[int, int]) -> AsyncIterator[Pilot[Any]]:
+    """Run the app without a terminal, and end it as a user ends it: its workers are cancelled before its widgets go.
+    `run_test` alone takes the widgets first, and a worker that has just read a file no longer finds where to show it.
+    """
+    async with app.run_test(size=size) as pilot:
+        yield pilot
+        if not app._exit:
+            app.exit(app.return_value, app.return_code or 0)
+        deadline = time.monotonic() + LIMIT
+        while app.is_running:
+            assert time.monotonic() < deadline, "it never ended"
+            await asyncio.sleep(0)
 
 
 async def settle(pilot: Pilot[Any]) -> None:
